@@ -1,0 +1,30 @@
+"""Errors a user can act on: one clear sentence each, no traceback needed to understand them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class BcppoError(Exception):
+    """Anything the user can put right: bad input, a missing dependency, a folder that holds something else."""
+
+
+class ConfigError(BcppoError, ValueError):
+    """A value that cannot be meant."""
+
+
+class MissingDependency(BcppoError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+class Diverged(BcppoError, ArithmeticError):
+    """A number that should be finite is not."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not in a table: lists the names and the nearest match."""
+    names = sorted(known)
+    near = get_close_matches(str(name).lower(), names, n=1, cutoff=0.4)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return ConfigError(f"There is no {kind} named '{name}'; the {kind}s are {', '.join(names)}.{hint}")
