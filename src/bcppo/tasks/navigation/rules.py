@@ -1,0 +1,152 @@
+"""What each navigation task rewards, charges and calls an achievement."""
+
+from __future__ import annotations
+
+import math
+
+from bcppo.tasks.navigation.engine import NOTHING_HIDDEN, Engine
+from bcppo.tasks.navigation.layout import Point, Stream
+from bcppo.tasks.navigation.levels import BUTTON_DELAY, VASE_SPEED_THRESHOLD, Level, Objects
+from bcppo.tasks.navigation.model import Scene
+
+ACHIEVEMENT_REWARD = 1.0
+
+
+class Rules:
+    """Goal: come within the goal's radius. Also the frame the other two tasks fill in."""
+
+    hidden_group = NOTHING_HIDDEN
+    """The lidar that reads zero at the moment."""
+
+    def __init__(self, scene: Scene, engine: Engine) -> None:
+        self.level: Level = scene.level
+        self.scene, self.engine = scene, engine
+        self._goal_group = engine.group_of["goal"]
+        goal = self.level.find("goal")
+        assert goal is not None
+        self._goal_size = goal.size
+        self._goal_distance = math.inf
+        self._charges = [(f"cost_{_plural(group.kind)}", group) for group in self.level.objects if group.costs]
+        vases = self.level.find("vase")
+        if vases and vases.costs:  # vases charge for touch and for motion
+            self._charges[-1] = ("cost_vases_contact", vases)
+        self._vase_speeds = [
+            slice(start, start + 3)
+            for start in (scene.model.jnt_dofadr[scene.model.body_jntadr[body]] for body in scene.bodies.get("vase", ()))
+        ]
+
+    def begin_episode(self) -> None:
+        """Called once a reset, after the first goal is set."""
+
+    def choose_goal(self, stream: Stream, layout: dict[str, Point]) -> None:
+        """Pick a new goal and move it there; raises NoRoom when there is no place for one."""
+        stream.move_goal(layout)
+        self.scene.set_goal(layout["goal"])
+
+    def measure_start(self) -> None:
+        """Take the distances that the next reward is a difference to."""
+        self._goal_distance = self.engine.nearest(self._goal_group)
+
+    def reward(self) -> tuple[float, bool]:
+        """(reward of the step just made, whether the goal was achieved)."""
+        distance = self.engine.nearest(self._goal_group)
+        reward = self._goal_distance - distance
+        self._goal_distance = distance
+        achieved = self._achieved(distance)
+        return (reward + ACHIEVEMENT_REWARD if achieved else reward), achieved
+
+    def costs(self) -> dict[str, float]:
+        """The simulator's own costs of the step, each 0 or 1; `cost_sum` is 1 where any is."""
+        costs = {name: float(self._is_charged(group)) for name, group in self._charges}
+        if self._charges and self._charges[-1][0] == "cost_vases_contact":
+            costs["cost_vases_velocity"] = float(self._a_vase_moves())
+        costs["cost_sum"] = float(any(costs.values()))
+        return costs
+
+    def end_step(self) -> None:
+        """Called once a step, after reward and cost."""
+
+    def _achieved(self, distance: float) -> bool:
+        return distance <= self._goal_size
+
+    def _is_charged(self, group: Objects) -> bool:
+        if group.kind == "hazard":
+            return self.engine.nearest(self.engine.group_of["hazard"]) < group.size
+        return bool(self.engine.touched() & self.engine.tag_bit[group.kind])
+
+    def _a_vase_moves(self) -> bool:
+        velocity = self.scene.data.qvel
+        for dofs in self._vase_speeds:
+            x, y, z = velocity[dofs].tolist()
+            if math.sqrt(x * x + y * y + z * z) >= VASE_SPEED_THRESHOLD:
+                return True
+        return False
+
+
+class ButtonRules(Rules):
+    """Button: touch the goal button; for some steps after a press, no button is seen or charged."""
+
+    def __init__(self, scene: Scene, engine: Engine) -> None:
+        super().__init__(scene, engine)
+        self._buttons = scene.bodies["button"]
+        self._bits = [engine.tag_bit[f"button{i}"] for i in range(len(self._buttons))]
+        self._timer = 0
+        self.goal_button = 0
+
+    @property
+    def hidden_group(self) -> int:  # type: ignore[override]
+        return self.engine.group_of["button"] if self._timer else NOTHING_HIDDEN
+
+    def begin_episode(self) -> None:
+        self._timer = 0
+
+    def choose_goal(self, stream: Stream, layout: dict[str, Point]) -> None:
+        self.goal_button = stream.pick(len(self._buttons))
+        self.scene.set_goal(self.scene.position(self._buttons[self.goal_button]))
+        self._timer = BUTTON_DELAY
+
+    def end_step(self) -> None:
+        self._timer = max(0, self._timer - 1)
+
+    def _achieved(self, distance: float) -> bool:
+        return bool(self.engine.touched() & self._bits[self.goal_button])
+
+    def _is_charged(self, group: Objects) -> bool:
+        if group.kind != "button":
+            return super()._is_charged(group)
+        wrong = sum(self._bits) & ~self._bits[self.goal_button]
+        return self._timer == 0 and bool(self.engine.touched() & wrong)
+
+
+class PushRules(Rules):
+    """Push: bring the box within the goal's radius; approaching the box and bringing it nearer both pay."""
+
+    def measure_start(self) -> None:
+        self._box_distance, self._box_goal_distance = self._box_distances()
+
+    def reward(self) -> tuple[float, bool]:
+        to_box, to_goal = self._box_distances()
+        reward = (self._box_distance - to_box) * float(self._box_distance > 0)
+        reward += self._box_goal_distance - to_goal
+        self._box_distance, self._box_goal_distance = to_box, to_goal
+        achieved = to_goal <= self._goal_size
+        return (reward + ACHIEVEMENT_REWARD if achieved else reward), achieved
+
+    def _box_distances(self) -> tuple[float, float]:
+        """Agent to box and box to goal, in metres: in space, not in the plane, as the genuine task has it."""
+        xpos = self.scene.data.xpos
+        box = xpos[self.scene.bodies["push_box"][0]].tolist()
+        agent, goal = xpos[self.scene.agent].tolist(), xpos[self.scene.bodies["goal"][0]].tolist()
+        return _distance(box, agent), _distance(box, goal)
+
+
+RULES = {"goal": Rules, "button": ButtonRules, "push": PushRules}
+
+
+def _plural(kind: str) -> str:
+    return f"{kind}s"
+
+
+def _distance(one: list[float], two: list[float]) -> float:
+    x, y, z = one[0] - two[0], one[1] - two[1], one[2] - two[2]
+    return math.sqrt(x * x + y * y + z * z)
