@@ -205,7 +205,7 @@ def test_disagreement_and_mean_by_hand() -> None:
 
 
 def test_agreeing_members_and_a_single_member_sit_exactly_on_the_floor() -> None:
-    agreeing = torch.linspace(60.0, 70.0, 100).expand(1, 5, 100)  # most of their float32 means are off by an ulp, 8e-6
+    agreeing = torch.linspace(60.0, 70.0, 100).expand(1, 5, 100)  # some of their float32 means are an ulp, 8e-6, off
     assert torch.equal(disagreement(agreeing), torch.full((1, 100), 1e-6))
     single = torch.randn(2, 1, 7, generator=torch.Generator().manual_seed(0))
     assert torch.equal(disagreement(single), torch.full((2, 7), 1e-6))

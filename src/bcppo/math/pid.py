@@ -52,9 +52,7 @@ def pid_start(runs: int, device: torch.device | str | None = None) -> PidState:
 
 
 @torch.no_grad()
-def pid_step(
-    state: PidState, mean_cost: Tensor, limit: float | Tensor, gains: PidGains
-) -> tuple[PidState, PidTerms]:
+def pid_step(state: PidState, mean_cost: Tensor, limit: float | Tensor, gains: PidGains) -> tuple[PidState, PidTerms]:
     """One cycle k, given the rollout's mean cost [R] and the limit, both per step  (eq:pid).
 
     e_k   = mean_cost - limit
@@ -90,7 +88,5 @@ def pid_step(
         previous_error=error,
         started=torch.ones_like(started),
     )
-    terms = PidTerms(
-        error, proportional, integral, derivative, candidate, saturated_low, saturated_high, frozen, reset
-    )
+    terms = PidTerms(error, proportional, integral, derivative, candidate, saturated_low, saturated_high, frozen, reset)
     return after, terms

@@ -22,8 +22,8 @@ _TAGGED = ("button", "gremlin", "pillar", "vase")
 """Kinds whose contacts with the agent matter to some task."""
 
 _FIELDS = (
-    "model data mj_checkPos mj_checkVel mj_checkAcc mj_Euler mj_fwdConstraint mj_sensorPos mj_sensorVel mj_sensorAcc "
-    "mj_forwardSkip mj_normalizeQuat ctrl mocap_pos qpos qvel xpos xmat sensordata contacts contact_stride geom1_offset geom2_offset "
+    "model data mj_checkPos mj_checkVel mj_checkAcc mj_Euler mj_fwdConstraint mj_sensorPos mj_sensorVel "
+    "mj_rnePostConstraint mj_sensorAcc mj_forwardSkip mj_normalizeQuat ctrl mocap_pos qpos qvel xpos xmat sensordata contacts contact_stride geom1_offset geom2_offset "
     "geom_tag observation nq nv mocaps sensors agent substeps bins groups"
 ).split()
 """The order of the members of `World` in kernel.c."""
@@ -178,6 +178,10 @@ class KernelEngine(Engine):
             "bins": LIDAR_BINS,
             "groups": len(self._groups),
         }
+        if not hasattr(self.data, "flg_rnepost"):
+            # Where MuJoCo does not remember having made these body accelerations, mj_sensorAcc makes them each time; where it
+            # does, it would take the ones of an earlier state for today's.
+            values["mj_rnePostConstraint"] = 0
         values |= {name: array.ctypes.data for name, array in self._arrays.items()}
         library = mujoco_library()
         numbers = [

@@ -58,7 +58,9 @@ class NavigationEnv(gymnasium.Env):
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64)
         sensors, lidars = self.model.nsensordata, LIDAR_BINS * len(self.level.objects)
         self.observation_space = gymnasium.spaces.Box(
-            np.r_[np.full(sensors, -np.inf), np.zeros(lidars)], np.r_[np.full(sensors, np.inf), np.ones(lidars)]
+            np.r_[np.full(sensors, -np.inf), np.zeros(lidars)],
+            np.r_[np.full(sensors, np.inf), np.ones(lidars)],
+            dtype=np.float64,
         )
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:

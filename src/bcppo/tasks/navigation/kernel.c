@@ -29,7 +29,7 @@ typedef struct {
 /* Filled from a list of integers in the order written here; engine.py's `_describe` writes that list. */
 typedef struct {
   void *model, *data;
-  stage_fn check_pos, check_vel, check_acc, euler, fwd_constraint, sensor_pos, sensor_vel, sensor_acc;
+  stage_fn check_pos, check_vel, check_acc, euler, fwd_constraint, sensor_pos, sensor_vel, rne_post, sensor_acc;
   forward_skip_fn forward_skip;
   normalize_fn normalize_quat;
   double *ctrl, *mocap_pos, *qpos, *qvel;
@@ -150,6 +150,7 @@ static PyObject *advance(PyObject *self, PyObject *const *args, Py_ssize_t nargs
   forward_again(w);
   w->sensor_pos(w->model, w->data);
   w->sensor_vel(w->model, w->data);
+  if (w->rne_post) w->rne_post(w->model, w->data);
   w->sensor_acc(w->model, w->data);
   if (!w->mocaps && stages_repeat(w)) remember_state(w);
   else forget_state(w);

@@ -1,0 +1,70 @@
+"""The tasks: the paper's five, any level of the navigation tasks, and environments of your own.
+
+>>> from bcppo.tasks import make_task
+>>> env = make_task("hopper")
+>>> env.cost_limit_rate
+0.015898692
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from bcppo.errors import BcppoError, ConfigError, MissingDependency, unknown_name
+from bcppo.tasks.cost import CostFunction, OwnCost, RareEventCost
+from bcppo.tasks.table import TASKS, Task
+
+__all__ = ["TASKS", "CostFunction", "OwnCost", "RareEventCost", "Task", "make_task"]
+
+
+def make_task(
+    task: str | Task | gymnasium.Env,
+    *,
+    cost: CostFunction | None = None,
+    cost_limit_rate: float | None = None,
+    **options: Any,
+) -> gymnasium.Env:
+    """An environment whose `info["cost"]` is a cost per step and which knows its `cost_limit_rate`.
+
+    `task` is the name of one of the paper's tasks, a `Task`, or any Gymnasium environment (or id) with a cost: either it
+    reports `info["cost"]` (Safety-Gymnasium's six-tuple is understood too), or `cost(observation, action)` is given. Such
+    an environment needs a `cost_limit_rate`, the allowed mean cost per step. `options` go to `gymnasium.make`.
+
+    >>> env = make_task("Pendulum-v1", cost=lambda observation, action: float(observation[2] > 6), cost_limit_rate=0.1)
+    >>> observation, _ = env.reset(seed=0)
+    >>> env.step(env.action_space.sample())[4]["cost"]
+    0.0
+    """
+    known = TASKS.get(task) if isinstance(task, str) else task if isinstance(task, Task) else None
+    if known is not None:
+        if cost is not None or cost_limit_rate is not None:
+            raise ConfigError(
+                f"The task '{known.name}' has a cost and a limit of its own; for another cost pass the environment id "
+                f"'{known.env_id}', for other constants a Task."
+            )
+        return RareEventCost(_make(known.env_id, options), known)
+    if isinstance(task, str) and task not in gymnasium.registry and not _looks_like_an_id(task):
+        raise unknown_name("task", task, TASKS)
+    env = _make(task, options) if isinstance(task, str) else task
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"A task is a name, a Task or a Gymnasium environment, but {type(env).__name__} was given.")
+    if cost_limit_rate is None:
+        raise ConfigError("An environment of your own needs a cost_limit_rate: the allowed mean cost per step.")
+    return OwnCost(env, cost_limit_rate, cost)
+
+
+def _looks_like_an_id(name: str) -> bool:
+    return "/" in name or ":" in name or name.rpartition("-v")[2].isdigit()
+
+
+def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
+    try:
+        return gymnasium.make(env_id, **options)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise MissingDependency(f"'{env_id}' needs a package that is not installed: {error}") from error
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"'{env_id}' needs the package '{error.name}', which is not installed.") from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise BcppoError(f"Gymnasium knows no environment '{env_id}': {error}") from error
