@@ -1,0 +1,57 @@
+"""A rollout as the learner sees it: tensors with the run axis in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bcppo.rollout import Rollout
+
+
+@dataclass
+class Batch:
+    """R runs × T steps. With E environments a run, T = E × (steps of each), and `environments` is E."""
+
+    observation: Tensor  # [R, T, obs] float32
+    next_observation: Tensor  # [R, T, obs]
+    action: Tensor  # [R, T, act] as sampled
+    executed: Tensor  # [R, T, act] clipped to the action space
+    reward: Tensor  # [R, T] float64
+    cost: Tensor  # [R, T] float64, per step
+    terminated: Tensor  # [R, T] bool
+    ended: Tensor  # [R, T] bool: terminated or truncated
+    environments: int
+
+    def trajectories(self, values: Tensor) -> Tensor:
+        """[R, T] → [R·E, T/E]: one row an environment, so that no trace runs from one into the next."""
+        return values.reshape(values.shape[0] * self.environments, -1)
+
+
+def stack_rollouts(
+    rollouts: Sequence[Sequence[Rollout]], low: np.ndarray, high: np.ndarray, device: torch.device
+) -> Batch:
+    """rollouts[run][environment] → one batch."""
+
+    def tensor(name: str) -> Tensor:
+        return torch.from_numpy(
+            np.stack([np.concatenate([getattr(rollout, name) for rollout in run]) for run in rollouts])
+        ).to(device)
+
+    action = tensor("action")
+    bounds = [torch.as_tensor(bound, dtype=torch.float32, device=device) for bound in (low, high)]
+    terminated = tensor("terminated")
+    return Batch(
+        observation=tensor("observation"),
+        next_observation=tensor("next_observation"),
+        action=action,
+        executed=torch.minimum(torch.maximum(action, bounds[0]), bounds[1]),
+        reward=tensor("reward"),
+        cost=tensor("cost"),
+        terminated=terminated,
+        ended=terminated | tensor("truncated"),
+        environments=len(rollouts[0]),
+    )

@@ -1,0 +1,232 @@
+"""BCPPO, from top to bottom: Algorithm 1 of the paper for R stacked runs at once.
+
+`BCPPO.update` is the loop that the whole PPO family of the paper shares. What sets its members apart is the *cost signal*
+(below: `Disagreement`): what is added to the cost advantage, and the critic that is trained for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bcppo.algorithms.batch import Batch
+from bcppo.config import BCPPOConfig, PPOConfig
+from bcppo.errors import ConfigError
+from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
+from bcppo.math.gae import Advantage, gae, td_target
+from bcppo.math.pid import PidGains, PidState, PidTerms, pid_start, pid_step
+from bcppo.math.surrogate import (
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate,
+    gaussian_log_prob,
+    hybrid_advantage,
+    masked_td_loss,
+)
+from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.streams import Streams
+
+SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm")
+"""Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
+
+Metrics = dict[str, Tensor]
+"""Name → [R]."""
+
+
+class Disagreement:
+    """The cost signal of BCPPO: how far M bootstrapped critics of the cost disagree, priced by the Bachelier formula."""
+
+    shared_fields = ("members", "bonus")
+
+    def __init__(
+        self, configs: Sequence[BCPPOConfig], widths: tuple[int, int], streams: Sequence[Streams], device: torch.device
+    ):
+        first = configs[0]
+        sizes = (sum(widths), *first.hidden, 1)
+        self.members = first.members
+        self.bonus = first.bonus
+        self.critics = Stack(sizes, self.members, [stream.init for stream in streams], device)
+        self.optimizer = Adam(self.critics.parameters, [c.learning_rate for c in configs], first.max_grad_norm)
+        self._masks = [stream.masks for stream in streams]
+        self._keep = np.array([c.keep_probability for c in configs], dtype=np.float32)
+        self._floor = _column([c.disagreement_floor for c in configs], device)
+        factors = [excess_factor(reference_level(c.alpha, c.kappa)) for c in configs]
+        self._factor = _column(factors, device)  # h(c₀)
+        betas = [c.beta if c.raw_disagreement else effective_beta(c.alpha, c.beta, c.kappa) for c in configs]
+        self._effective_beta = _column(betas, device)  # β_eff, eq:effective_beta
+        self._device = device
+
+    def shape(self, observation: Tensor, executed: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        """(β·R_B of each row [R, B], detached; the predictions it came from [R, M, B], attached; metrics).
+
+        One forward pass serves both: the disagreement the actor sees and the TD loss the critics descend.
+        """
+        predictions = self.critics(torch.cat([observation, executed], dim=-1)).squeeze(-1)
+        detached = predictions.detach()
+        sigma = torch.maximum(disagreement(detached), self._floor)  # eq:sigma
+        metrics = {
+            "mu_c": mean_prediction(detached).mean(-1),
+            "sigma_c": sigma.mean(-1),
+            "penalty": (self._factor * sigma).mean(-1),  # R_B, eq:bachelier_simplified
+        }
+        return self._effective_beta * sigma, predictions, metrics
+
+    def descend(self, predictions: Tensor, target: Tensor) -> Metrics:
+        """Minimise each member's bootstrap-masked TD loss (eq:critic_loss)."""
+        loss = masked_td_loss(predictions, target, self._draw_masks(target.shape[-1]))
+        self.optimizer.descend(loss)
+        return {"loss_critics": loss.detach().mean(-1)}
+
+    def _draw_masks(self, rows: int) -> Tensor:
+        """z ~ Bernoulli(keep), drawn anew for every member, sample and minibatch. [R, M, B]"""
+        draws = [masks.random((self.members, rows), dtype=np.float32) < k for masks, k in zip(self._masks, self._keep)]
+        return torch.from_numpy(np.stack(draws)).to(self._device)
+
+
+class BCPPO:
+    """The learner: policies π, values V_r and V_c, critics {Q_c}, and the multiplier λ, of R runs."""
+
+    def __init__(
+        self,
+        configs: Sequence[PPOConfig],
+        widths: tuple[int, int],
+        streams: Sequence[Streams],
+        device: torch.device,
+        signal: type = Disagreement,
+    ):
+        for name in (*SHARED_FIELDS, *signal.shared_fields):
+            if len({getattr(config, name) for config in configs}) > 1:
+                raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
+        first = self.config = configs[0]
+        observation, action = widths
+        init = [stream.init for stream in streams]
+        rates = [c.learning_rate for c in configs]
+        self.policy = GaussianPolicy((observation, *first.hidden, action), [c.initial_log_std for c in configs], init, device)
+        self.values = Stack((observation, *first.hidden, 1), 2, init, device)  # V_r, V_c
+        self.policy_optimizer = Adam(self.policy.parameters, rates, first.max_grad_norm)
+        self.values_optimizer = Adam(self.values.parameters, rates, first.max_grad_norm)
+        self.signal = signal(configs, widths, streams, device)
+        self.controller: PidState = pid_start(len(configs), device)
+        self._minibatches = [stream.minibatches for stream in streams]
+        self._device = device
+        self._limit = _vector([c.limit_rate for c in configs], device)
+        self._gains = PidGains(
+            proportional=_vector([c.proportional_gain for c in configs], device),
+            integral=_vector([c.integral_gain for c in configs], device),
+            derivative=_vector([c.derivative_gain for c in configs], device),
+            ceiling=_vector([c.multiplier_max for c in configs], device),
+            anti_windup=torch.tensor([c.anti_windup for c in configs], device=device),
+        )
+        self._discount = _column([c.discount for c in configs], device).double()
+        self._trace = _column([c.trace_decay for c in configs], device).double()
+        self._clip = _column([c.clip for c in configs], device)
+        self._entropy_bonus = _vector([c.entropy_bonus for c in configs], device).float()
+
+    def update(self, batch: Batch) -> Metrics:
+        """One cycle of Algorithm 1 (alg:bcppo). Shapes [R, T, …]."""
+        reward, cost, target = self._estimate(batch)
+        with torch.no_grad():
+            old_log_prob = gaussian_log_prob(batch.action, self.policy.mean(batch.observation), self.policy.log_std)
+        multiplier, terms = self._update_multiplier(batch.cost.mean(-1))
+
+        totals: Metrics = {}
+        count = 0
+        for rows in self._draw_minibatches(batch.reward.shape[-1]):
+            observation, executed = _take(batch.observation, rows), _take(batch.executed, rows)
+            shaping, predictions, seen = self.signal.shape(observation, executed)
+            advantage = hybrid_advantage(
+                _take(reward.advantage, rows),
+                _take(cost.advantage, rows),
+                shaping,
+                multiplier,
+                bonus=self.signal.bonus,
+                normalize=self.config.branch_normalization,
+            )
+            seen |= self._descend_policy(observation, _take(batch.action, rows), _take(old_log_prob, rows), advantage)
+            seen |= self._descend_values(observation, _take(reward.value_target, rows), _take(cost.value_target, rows))
+            seen |= self.signal.descend(predictions, _take(target, rows))
+            totals = {name: totals[name] + value if count else value for name, value in seen.items()}
+            count += 1
+        return {name: value / count for name, value in totals.items()} | self._controller_metrics(batch, terms)
+
+    @torch.no_grad()
+    def _estimate(self, batch: Batch) -> tuple[Advantage, Advantage, Tensor]:
+        """A_r and A_c by GAE, and the TD target y (eq:td_target), from values taken once a rollout. Each [R, T]."""
+        value = self.values(batch.observation).squeeze(-1)  # [R, 2, T]
+        next_value = self.values(batch.next_observation).squeeze(-1)
+        ends = batch.trajectories(batch.terminated), batch.trajectories(batch.ended)
+        per_environment = [x.repeat_interleave(batch.environments, 0) for x in (self._discount, self._trace)]
+        both = []
+        for index, signal in enumerate((batch.reward, batch.cost)):
+            estimate = gae(
+                batch.trajectories(signal),
+                batch.trajectories(value[:, index]),
+                batch.trajectories(next_value[:, index]),
+                *ends,
+                discount=per_environment[0],
+                trace_decay=per_environment[1],
+            )
+            both.append(Advantage(*(part.float().view_as(value[:, index]) for part in estimate)))
+        target = td_target(batch.cost, next_value[:, 1], batch.terminated, self._discount)
+        return both[0], both[1], target.float()
+
+    def _update_multiplier(self, mean_cost: Tensor) -> tuple[Tensor, PidTerms]:
+        """λ from the rollout's mean cost (eq:pid), before the epochs of the same cycle. [R]"""
+        self.controller, terms = pid_step(self.controller, mean_cost, self._limit, self._gains)
+        return self.controller.multiplier, terms
+
+    def _descend_policy(self, observation: Tensor, action: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Metrics:
+        log_prob = gaussian_log_prob(action, self.policy.mean(observation), self.policy.log_std)
+        log_ratio = log_prob - old_log_prob
+        ratio = log_ratio.exp()
+        loss = clipped_surrogate(ratio, advantage, self._clip)  # eq:ppo_loss
+        entropy = self.policy.log_std.sum(-1)  # up to a constant
+        self.policy_optimizer.descend(loss - self._entropy_bonus * entropy)
+        with torch.no_grad():
+            kl, clipped = approximate_kl(log_ratio), clip_fraction(ratio, self._clip)
+        return {"loss_policy": loss.detach(), "kl": kl, "clip_fraction": clipped, "log_std": entropy.detach()}
+
+    def _descend_values(self, observation: Tensor, reward_target: Tensor, cost_target: Tensor) -> Metrics:
+        error = self.values(observation).squeeze(-1) - torch.stack([reward_target, cost_target], dim=1)  # [R, 2, B]
+        loss = error.square().mean(-1)
+        self.values_optimizer.descend(loss)
+        reward_loss, cost_loss = loss.detach().unbind(1)
+        return {"loss_value_reward": reward_loss, "loss_value_cost": cost_loss}
+
+    def _draw_minibatches(self, rows: int) -> Iterator[Tensor]:
+        """epochs × (rows / minibatch) index tensors [R, B]; every run shuffles with its own stream."""
+        for _ in range(self.config.epochs):
+            order = torch.from_numpy(np.stack([stream.permutation(rows) for stream in self._minibatches]))
+            yield from order.to(self._device).split(self.config.minibatch, dim=1)
+
+    def _controller_metrics(self, batch: Batch, terms: PidTerms) -> Metrics:
+        return {
+            "mean_cost": batch.cost.mean(-1),
+            "multiplier": self.controller.multiplier,
+            "multiplier_positive": (self.controller.multiplier > 0).double(),
+            "pid_error": terms.error,
+            "pid_proportional": terms.proportional,
+            "pid_integral": terms.integral,
+            "pid_derivative": terms.derivative,
+            "integral": self.controller.integral,
+        }
+
+    def optimizers(self) -> dict[str, Adam]:
+        return {"policy": self.policy_optimizer, "values": self.values_optimizer, "critics": self.signal.optimizer}
+
+
+def _take(values: Tensor, rows: Tensor) -> Tensor:
+    """values [R, T, …] at each run's own rows [R, B] → [R, B, …]"""
+    return values[torch.arange(values.shape[0], device=values.device).unsqueeze(1), rows]
+
+
+def _vector(numbers: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _column(numbers: Sequence[float], device: torch.device) -> Tensor:
+    """[R, 1] float32, to go against [R, B]."""
+    return _vector(numbers, device).float().unsqueeze(1)

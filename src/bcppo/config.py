@@ -1,0 +1,214 @@
+"""What to run: frozen dataclasses, checked when they are made. The line under a field is its help on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bcppo.errors import ConfigError
+from bcppo.evaluate import FIRST_SEED
+from bcppo.tasks.table import TASKS
+
+_SHORT_ROLLOUTS = ("button1", "push1")
+"""Tasks the paper trains with 256-step rollouts; see `paper_preset`."""
+
+NOT_PROTOCOL = ("seed", "device", "eval_every", "checkpoint_every", "log_every", "tensorboard", "num_envs")
+"""Fields that tell runs of one protocol apart, or change nothing a result shows."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every method has."""
+
+    task: str = "goal1"
+    """One of the paper's tasks, or the id of a Gymnasium environment that reports info['cost']."""
+    seed: int = 0
+    """Training seed: everything random in a run follows from it."""
+    steps: int = 1_000_000
+    """Environment steps to train for, rounded up to a whole rollout."""
+    cost_limit_rate: float | None = None
+    """Limit on the mean cost per step; the task's own where none is given."""
+    num_envs: int = 1
+    """Environments stepped in parallel, each in a process of its own when there are several."""
+    eval_every: int = 200_000
+    """Steps between evaluations while training; 0 evaluates at the end only."""
+    eval_episodes: int = 20
+    """Episodes in an evaluation, reset with seeds 10000, 10001, …"""
+    checkpoint_every: int = 25_000
+    """Steps between checkpoints: what a killed run may have to do over."""
+    log_every: int = 4096
+    """Steps between points of the TensorBoard curves."""
+    tensorboard: bool = True
+    """Write TensorBoard curves into the run folder."""
+    device: str = "cpu"
+    """Where the learner computes: cpu, cuda or auto."""
+
+    def __post_init__(self) -> None:
+        _require(self, "steps", self.steps >= 1, "at least 1")
+        _require(self, "seed", self.seed >= 0, "at least 0")
+        _require(self, "num_envs", self.num_envs >= 1, "at least 1")
+        _require(self, "eval_every", self.eval_every >= 0, "at least 0")
+        _require(self, "eval_episodes", self.eval_episodes >= 1, "at least 1")
+        _require(self, "checkpoint_every", self.checkpoint_every >= 1, "at least 1 step")
+        _require(self, "log_every", self.log_every >= 1, "at least 1 step")
+        _require(self, "device", self.device in ("cpu", "cuda", "auto"), "cpu, cuda or auto")
+        if self.cost_limit_rate is not None:
+            _require_number(self, "cost_limit_rate", low=0.0)
+
+    @property
+    def limit_rate(self) -> float:
+        """The limit in force, a mean cost per step."""
+        if self.cost_limit_rate is not None:
+            return self.cost_limit_rate
+        if self.task in TASKS:
+            return TASKS[self.task].cost_limit_rate
+        raise ConfigError(f"The task '{self.task}' is not one of the paper's: give a cost_limit_rate, a mean cost per step.")
+
+    @property
+    def eval_seeds(self) -> range:
+        return range(FIRST_SEED, FIRST_SEED + self.eval_episodes)
+
+
+@dataclass(frozen=True)
+class PPOConfig(RunConfig):
+    """The PPO family of the paper: one loop, one controller, several cost signals."""
+
+    rollout: int = 1024
+    """Steps collected between updates."""
+    minibatch: int = 512
+    """Rows in a gradient step."""
+    epochs: int = 3
+    """Passes over a rollout."""
+    learning_rate: float = 3e-4
+    """Adam's step size, for the policy, the values and the critics alike."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Widths of the hidden tanh layers, of every network."""
+    discount: float = 0.99
+    """γ, of rewards and of costs."""
+    trace_decay: float = 0.95
+    """λ of generalised advantage estimation."""
+    clip: float = 0.2
+    """ε of the clipped objective."""
+    initial_log_std: float = -0.5
+    """Log standard deviation the policy starts with."""
+    max_grad_norm: float = 0.0
+    """Gradient norm above which a network's gradient is scaled down; 0 for never, as in the paper."""
+    entropy_bonus: float = 0.0
+    """Weight of the policy's entropy in its objective; 0 in the paper."""
+    proportional_gain: float = 0.2
+    """K_P of the multiplier's controller."""
+    integral_gain: float = 0.02
+    """K_I."""
+    derivative_gain: float = 0.05
+    """K_D."""
+    multiplier_max: float = 50.0
+    """λ_max, the multiplier's ceiling."""
+    anti_windup: bool = True
+    """Freeze the integral while the multiplier is saturated, and clip it on reversal."""
+    branch_normalization: bool = True
+    """Standardise the reward and cost branches apart; off is the paper's ablation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self, "rollout", self.rollout >= 2, "at least 2 steps")
+        _require(
+            self, "minibatch", 1 <= self.minibatch <= self.rollout, f"between 1 and the rollout's {self.rollout} steps"
+        )
+        _require(self, "minibatch", self.rollout % self.minibatch == 0, f"a divisor of the rollout's {self.rollout} steps")
+        _require(self, "num_envs", self.rollout % self.num_envs == 0, f"a divisor of the rollout's {self.rollout} steps")
+        _require(self, "epochs", self.epochs >= 1, "at least 1")
+        _require(self, "hidden", bool(self.hidden) and min(self.hidden) >= 1, "one or more positive widths")
+        _require_number(self, "learning_rate", low=0.0, open_low=True)
+        for name in ("discount", "trace_decay"):
+            _require_number(self, name, low=0.0, high=1.0)
+        _require_number(self, "clip", low=0.0, open_low=True)
+        _require_number(self, "initial_log_std", low=-20.0, high=5.0)
+        for name in ("max_grad_norm", "entropy_bonus", "proportional_gain", "integral_gain", "derivative_gain"):
+            _require_number(self, name, low=0.0)
+        _require_number(self, "multiplier_max", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True)
+class BCPPOConfig(PPOConfig):
+    """BCPPO: disagreement of an ensemble of cost critics, priced by Bachelier's expected excess."""
+
+    members: int = 5
+    """M, cost critics in the ensemble."""
+    alpha: float = 0.95
+    """α, the level of the reference strike, inside (0, 1)."""
+    beta: float = 0.15
+    """β, weight of the penalty in the cost branch; 0 is PPO with the PID multiplier."""
+    kappa: float = 0.15
+    """κ, shift of the strike further into the tail, in standard deviations."""
+    keep_probability: float = 0.8
+    """Chance that a sample enters a member's loss in a minibatch."""
+    disagreement_floor: float = 1e-6
+    """σ_min."""
+    raw_disagreement: bool = False
+    """Penalise σ_c itself instead of h·σ_c (the paper's scale diagnostic: 69 times stronger at the defaults)."""
+    bonus: bool = False
+    """Put the penalty into the reward branch as a bonus (the paper's placement ablation)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self, "members", self.members >= 1, "at least 1")
+        _require_number(self, "alpha", low=0.0, high=1.0, open_low=True, open_high=True)
+        for name in ("beta", "kappa"):
+            _require_number(self, name, low=0.0)
+        _require_number(self, "keep_probability", low=0.0, high=1.0, open_low=True)
+        _require_number(self, "disagreement_floor", low=0.0, open_low=True)
+
+
+def paper_preset(method_config: type[RunConfig], task: str) -> RunConfig:
+    """The paper's settings of a method on a task."""
+    if issubclass(method_config, PPOConfig) and task in _SHORT_ROLLOUTS:
+        return method_config(task=task, rollout=256, minibatch=64, epochs=4)
+    return method_config(task=task)
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_json(kind: type[RunConfig], values: dict[str, Any]) -> RunConfig:
+    """A config from its stored fields; unknown or missing fields are refused."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    if set(values) != known:
+        odd = sorted(set(values) ^ known)
+        raise ConfigError(f"A stored config does not fit this version: the fields {', '.join(odd)} differ.")
+    values = dict(values)
+    if "hidden" in values:
+        values["hidden"] = tuple(values["hidden"])
+    return kind(**values)
+
+
+def digest(values: Any) -> str:
+    """A short name for a set of values."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def protocol_id(method: str, config: RunConfig) -> str:
+    """Runs with one identifier may stand in one table: same task, method and settings, whatever the seed or machine."""
+    settings = {name: value for name, value in to_json(config).items() if name not in NOT_PROTOCOL}
+    task = TASKS.get(config.task)
+    return digest({"method": method, "settings": settings, "task": dataclasses.asdict(task) if task else config.task})
+
+
+def _require(config: RunConfig, name: str, holds: bool, what: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {what}, but {getattr(config, name)!r} was given.")
+
+
+def _require_number(
+    config: RunConfig, name: str, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    value = getattr(config, name)
+    inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
+    if not (math.isfinite(value) and inside):
+        ends = f"{'(' if open_low else '['}{low:g}, {'∞' if math.isinf(high) else f'{high:g}'}{')' if open_high or math.isinf(high) else ']'}"
+        raise ConfigError(f"{name} must be a number in {ends}, but {value!r} was given.")

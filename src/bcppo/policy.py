@@ -1,0 +1,38 @@
+"""A policy without torch: what simulation workers, evaluation and deployment run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class NumpyPolicy:
+    """A diagonal Gaussian policy on tanh hidden layers, in float32.
+
+    `weights` holds weight0, bias0, … in the layout [in, out], and log_std. The deterministic action is the mean clipped to
+    the action space.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray], low: np.ndarray, high: np.ndarray) -> None:
+        self.weights = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in weights.items()}
+        self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        count = sum(name.startswith("weight") for name in weights)
+        self._layers = [(self.weights[f"weight{i}"], self.weights[f"bias{i}"]) for i in range(count)]
+        self.std = np.exp(self.weights["log_std"])
+
+    def mean(self, observation: np.ndarray) -> np.ndarray:
+        """The unclipped mean action of an observation [obs] or of several [B, obs]."""
+        hidden = observation.astype(np.float32)
+        for weight, bias in self._layers[:-1]:
+            hidden = hidden @ weight
+            hidden += bias
+            np.tanh(hidden, out=hidden)
+        weight, bias = self._layers[-1]
+        return hidden @ weight + bias
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """The deterministic action, inside the action space."""
+        return np.minimum(np.maximum(self.mean(observation), self.low), self.high)
+
+    def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """An unclipped action drawn with standard normal `noise` (handed in, so that runs repeat)."""
+        return self.mean(observation) + self.std * noise

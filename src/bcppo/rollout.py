@@ -1,0 +1,128 @@
+"""Collecting experience, without torch.
+
+A collector steps one environment with a NumPy copy of the policy. Episodes run on across rollouts. Each episode is begun
+with a seed of its own, so an unfinished episode can be rebuilt exactly in another process from its seed and its actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import gymnasium
+import numpy as np
+
+from bcppo.errors import ConfigError, Diverged
+from bcppo.policy import NumpyPolicy
+
+MakeEnv = Callable[[], gymnasium.Env]
+
+EPISODE_FIELDS = ("episode_return", "cost_rate", "native_cost", "boundary_hits", "length")
+"""Of a finished episode: undiscounted return; mean cost per step; the simulator's own cost, summed; steps taken beyond the
+boundary; steps."""
+
+
+@dataclass
+class Rollout:
+    """T steps of one environment."""
+
+    observation: np.ndarray  # [T, obs] float32
+    next_observation: np.ndarray  # [T, obs]; the true final one where an episode is cut
+    action: np.ndarray  # [T, act], as sampled: not clipped
+    reward: np.ndarray  # [T] float64
+    cost: np.ndarray  # [T] float64, per step
+    terminated: np.ndarray  # [T] bool
+    truncated: np.ndarray  # [T] bool
+    episodes: list[dict[str, float]]
+    """The episodes that ended in this rollout, in order; see EPISODE_FIELDS, and `end` (the row of the last step)."""
+    native_cost: float
+    """The simulator's own cost, summed over the rollout."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time spent acting and simulating: never part of a result."""
+
+
+class Collector:
+    """One environment, between its reset and the next."""
+
+    def __init__(self, make_env: MakeEnv, seeds: np.random.Generator, noise: np.random.Generator) -> None:
+        self.env = make_env()
+        self._seeds, self._noise = seeds, noise
+        # A fresh environment may differ from a used one (the navigation tasks solve their first world once less); since a
+        # resumed run has a fresh one, every run begins with a used one.
+        self.env.reset(seed=0)
+        self._actions: list[np.ndarray] = []
+        self._begin(int(self._seeds.integers(2**31)))
+
+    def _begin(self, seed: int) -> None:
+        self.episode_seed = seed
+        self._actions.clear()
+        self._sums = dict.fromkeys(EPISODE_FIELDS, 0.0)
+        self._observation, _ = self.env.reset(seed=seed)
+
+    def state(self) -> tuple[int, np.ndarray]:
+        """The unfinished episode: its seed and the actions taken so far [n, act]."""
+        shape = (len(self._actions), *self.env.action_space.shape)  # type: ignore[misc]
+        return self.episode_seed, np.array(self._actions, dtype=np.float32).reshape(shape)
+
+    def restore(self, seed: int, actions: np.ndarray) -> None:
+        """Rebuild an unfinished episode by taking its actions again."""
+        self._begin(seed)
+        for action in actions.astype(np.float32):
+            self._step(action)
+
+    def _step(self, action: np.ndarray):
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except ConfigError:
+            if not np.isfinite(action).all():
+                raise Diverged("The policy's action is not finite: training has diverged.") from None
+            raise
+        self._actions.append(action)
+        self._observation = observation
+        sums = self._sums
+        sums["episode_return"] += reward
+        sums["cost_rate"] += info["cost"]
+        sums["native_cost"] += info["native_cost"]
+        sums["boundary_hits"] += info["boundary_hit"]
+        sums["length"] += 1
+        return reward, terminated, truncated, info
+
+    def collect(self, policy: NumpyPolicy, steps: int) -> Rollout:
+        """The next `steps` steps under a policy."""
+        width, actions = self._observation.shape[0], policy.low.shape[0]
+        out = Rollout(
+            observation=np.empty((steps, width), np.float32),
+            next_observation=np.empty((steps, width), np.float32),
+            action=np.empty((steps, actions), np.float32),
+            reward=np.empty(steps),
+            cost=np.empty(steps),
+            terminated=np.zeros(steps, bool),
+            truncated=np.zeros(steps, bool),
+            episodes=[],
+            native_cost=0.0,
+        )
+        noise = self._noise.standard_normal((steps, actions), dtype=np.float32)
+        acting, start = 0.0, perf_counter()
+        for row in range(steps):
+            before = perf_counter()
+            action = policy.sample(self._observation, noise[row])
+            acting += perf_counter() - before
+            out.observation[row] = self._observation
+            out.action[row] = action
+            reward, terminated, truncated, info = self._step(action)
+            out.next_observation[row] = self._observation
+            out.reward[row], out.cost[row] = reward, info["cost"]
+            out.native_cost += info["native_cost"]
+            if terminated or truncated:
+                out.terminated[row], out.truncated[row] = terminated, truncated and not terminated
+                out.episodes.append(self._summary(row))
+                self._begin(int(self._seeds.integers(2**31)))
+        out.seconds = {"act": acting, "simulate": perf_counter() - start - acting}
+        return out
+
+    def _summary(self, row: int) -> dict[str, float]:
+        summary = dict(self._sums)
+        summary["cost_rate"] /= summary["length"]
+        summary["end"] = row
+        return summary
