@@ -16,6 +16,22 @@ from bcppo.tasks import TASKS, Task, make_task
 from bcppo.tasks.registration import register_tasks
 
 __version__ = "0.1.0"
+_LATE = {
+    "evaluate": "bcppo.evaluation",
+    "load_policy": "bcppo.policy",
+    "make_config": "bcppo.run",
+    "resume": "bcppo.run",
+    "train": "bcppo.run",
+}
 __all__ = ["TASKS", "BcppoError", "ConfigError", "Task", "__version__", "make_task"]
 
 register_tasks()
+
+
+def __getattr__(name: str):
+    """What needs torch or a file library is imported when it is first asked for."""
+    from importlib import import_module
+
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
+    raise AttributeError(f"module 'bcppo' has no attribute '{name}'")

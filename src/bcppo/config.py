@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bcppo.errors import ConfigError
-from bcppo.evaluate import FIRST_SEED
 from bcppo.tasks.table import TASKS
+
+EVAL_FIRST_SEED = 10_000
+"""Evaluation episode i is reset with seed EVAL_FIRST_SEED + i."""
 
 _SHORT_ROLLOUTS = ("button1", "push1")
 """Tasks the paper trains with 256-step rollouts; see `paper_preset`."""
@@ -70,7 +72,7 @@ class RunConfig:
 
     @property
     def eval_seeds(self) -> range:
-        return range(FIRST_SEED, FIRST_SEED + self.eval_episodes)
+        return range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + self.eval_episodes)
 
 
 @dataclass(frozen=True)

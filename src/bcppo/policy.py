@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+
+from bcppo.config import RunConfig, to_json
+from bcppo.records import read_tensors, write_tensors
 
 
 class NumpyPolicy:
@@ -36,3 +42,16 @@ class NumpyPolicy:
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """An unclipped action drawn with standard normal `noise` (handed in, so that runs repeat)."""
         return self.mean(observation) + self.std * noise
+
+
+def save_policy(path: Path, policy: NumpyPolicy, method: str, config: RunConfig) -> None:
+    """The policy alone, with what it was trained for."""
+    tensors = policy.weights | {"low": policy.low, "high": policy.high}
+    write_tensors(path, tensors, {"method": method, "config": json.dumps(to_json(config), sort_keys=True)})
+
+
+def load_policy(path: str | Path) -> NumpyPolicy:
+    """A policy from its file; imports no torch."""
+    tensors, _ = read_tensors(Path(path))
+    bounds = {name: tensors.pop(name) for name in ("low", "high")}
+    return NumpyPolicy(tensors, **bounds)

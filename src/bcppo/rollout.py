@@ -88,6 +88,16 @@ class Collector:
         sums["length"] += 1
         return reward, terminated, truncated, info
 
+    def start(self, policy: NumpyPolicy, steps: int) -> None:
+        """Ask for the next steps; `finish` hands them over. (In another process, they are collected meanwhile.)"""
+        self._asked = policy, steps
+
+    def finish(self) -> Rollout:
+        return self.collect(*self._asked)
+
+    def close(self) -> None:
+        self.env.close()
+
     def collect(self, policy: NumpyPolicy, steps: int) -> Rollout:
         """The next `steps` steps under a policy."""
         width, actions = self._observation.shape[0], policy.low.shape[0]

@@ -1,0 +1,103 @@
+"""Policy → episodes: the protocol's fixed evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+from bcppo.algorithms import CONFIGS
+from bcppo.config import EVAL_FIRST_SEED
+from bcppo.errors import BcppoError, ConfigError
+from bcppo.math.cvar import conditional_value_at_risk
+from bcppo.policy import NumpyPolicy, load_policy
+from bcppo.records import RunFolder
+from bcppo.rollout import MakeEnv
+from bcppo.worker import environment_factory
+
+CVAR_LEVEL = 0.95
+Episode = dict[str, float]
+
+
+def evaluate(
+    folder: str | Path, *, episodes: int = 20, stochastic: bool = False, make_env: MakeEnv | None = None
+) -> list[Episode]:
+    """Evaluate the policy a run left behind, on episodes reset with seeds 10000, 10001, …
+
+    20 episodes and deterministic actions are the paper's protocol, and give the rows the run itself recorded; hundreds
+    give a CVaR worth an interval. `make_env` is needed where the run was trained with one.
+    """
+    if episodes < 1:
+        raise ConfigError(f"An evaluation needs at least 1 episode, but {episodes} were asked for.")
+    run = RunFolder(folder)
+    _, config = run.load_config(CONFIGS)
+    if not (run / "policy.safetensors").exists():
+        raise BcppoError(f"The run in {run.path} has left no policy yet ({run.status()['state']}).")
+    env = (make_env or environment_factory(config.task, config.cost_limit_rate))()
+    seeds = range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + episodes)
+    try:
+        return evaluate_policy(load_policy(run / "policy.safetensors"), env, seeds, stochastic=stochastic)
+    finally:
+        env.close()
+
+
+def summarize(episodes: Sequence[Episode], limit_rate: float) -> dict[str, float]:
+    """The protocol's metrics of one policy: costs are rates per step."""
+    rates = [episode["cost_rate"] for episode in episodes]
+    cvar = conditional_value_at_risk(rates, CVAR_LEVEL)
+    return {
+        "return": float(np.mean([episode["episode_return"] for episode in episodes])),
+        "cost_rate": float(np.mean(rates)),
+        "cvar95": cvar,
+        "safety_rate": float(np.mean([rate <= limit_rate for rate in rates])),
+        "worst_gap": cvar - limit_rate,
+        "native_cost": float(np.mean([episode["native_cost"] for episode in episodes])),
+        "length": float(np.mean([episode["length"] for episode in episodes])),
+    }
+
+
+def evaluate_policy(
+    policy: NumpyPolicy | None, env: gymnasium.Env, seeds: Iterable[int], *, stochastic: bool = False
+) -> list[Episode]:
+    """One row an episode: reset seed, return (undiscounted sum), cost rate (mean cost per step), native cost (sum),
+    boundary hits (steps), length (steps).
+
+    `stochastic` samples actions instead of taking the mean, with noise seeded by the episode. `policy` None acts uniformly
+    at random in the action space.
+    """
+    env.reset(seed=0)  # see Collector: a fresh environment may differ from a used one
+    return [_episode(policy, env, seed, stochastic) for seed in seeds]
+
+
+def _episode(policy: NumpyPolicy | None, env: gymnasium.Env, seed: int, stochastic: bool) -> Episode:
+    noise = np.random.default_rng([seed, 1])
+    low, high = env.action_space.low, env.action_space.high  # type: ignore[attr-defined]
+    observation, _ = env.reset(seed=seed)
+    total = cost = native = hits = 0.0
+    length, over = 0, False
+    while not over:
+        if policy is None:
+            action = noise.uniform(low, high)
+        elif stochastic:
+            action = policy.sample(observation, noise.standard_normal(low.shape, dtype=np.float32))
+        else:
+            action = policy.act(observation)
+        observation, reward, terminated, truncated, info = env.step(action)
+        total += float(reward)
+        cost += info["cost"]
+        native += info["native_cost"]
+        hits += info["boundary_hit"]
+        length += 1
+        over = terminated or truncated
+        if length > 1_000_000:
+            raise BcppoError("An evaluation episode did not end within a million steps; give the environment a time limit.")
+    return {
+        "episode_seed": seed,
+        "episode_return": total,
+        "cost_rate": cost / length,
+        "native_cost": native,
+        "boundary_hits": hits,
+        "length": length,
+    }

@@ -1,0 +1,380 @@
+"""One run, or a stack of runs, from config to run folder: collect → update → record → evaluate → checkpoint.
+
+A run can be killed at any moment and resumed: it goes on from its last checkpoint and ends with the same bytes as if nothing
+had happened. What depends on the clock is kept apart, in timings.parquet and the TensorBoard curves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from bcppo.algorithms import CONFIGS, METHODS
+from bcppo.algorithms.batch import stack_rollouts
+from bcppo.config import RunConfig, digest, paper_preset, to_json
+from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
+from bcppo.evaluation import CVAR_LEVEL, evaluate_policy
+from bcppo.math.cvar import conditional_value_at_risk
+from bcppo.nets import keep_freed_memory
+from bcppo.policy import NumpyPolicy, save_policy
+from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
+from bcppo.rollout import Collector, MakeEnv, Rollout
+from bcppo.streams import Streams
+from bcppo.watch import Watch, silent
+from bcppo.worker import RemoteCollector, environment_factory
+
+RECENT = 100
+"""Finished episodes over which running means and the empirical CVaR are taken."""
+
+
+class Run:
+    """One run: its folder, environments, streams and rows. The learner may be shared with other runs."""
+
+    def __init__(self, method: str, config: RunConfig, folder: RunFolder, make_env: MakeEnv | None) -> None:
+        self.method, self.config, self.folder = method, config, folder
+        self.streams = Streams(config.seed, config.num_envs)
+        self.make_env = make_env or environment_factory(config.task, config.cost_limit_rate)
+        self.evaluation_env = self.make_env()
+        pairs = list(zip(self.streams.environment, self.streams.noise))
+        if config.num_envs == 1:
+            self.collectors: list[Any] = [Collector(self.make_env, *pairs[0])]
+        elif make_env is None:
+            self.collectors = [RemoteCollector(config.task, config.cost_limit_rate, *pair) for pair in pairs]
+        else:
+            raise ConfigError("Several environments run in processes of their own: name the task as 'module:function'.")
+        self.step = self.updates = 0
+        self.cumulative_cost = 0.0
+        self.positive_multipliers = 0.0
+        self.recent: deque[dict[str, float]] = deque(maxlen=RECENT)
+        self.rows: dict[str, dict[str, list]] = {"progress": {}, "episodes": {}, "evaluations": {}, "timings": {}}
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        space: Any = self.evaluation_env.action_space
+        return space.low, space.high
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """(observation width, action width)"""
+        return self.evaluation_env.observation_space.shape[0], self.evaluation_env.action_space.shape[0]  # type: ignore[index]
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.config.steps
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        columns = self.rows[name]
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+
+    def record(self, rollouts: Sequence[Rollout], metrics: dict[str, float]) -> None:
+        """Add an update's row, and a row for each episode that ended in its rollout."""
+        steps = sum(len(rollout.reward) for rollout in rollouts)
+        # Environments are stepped side by side: an episode ends at its row, times the number of environments.
+        ended = [(e["end"], i, e) for i, rollout in enumerate(rollouts) for e in rollout.episodes]
+        for end, environment, episode in sorted(ended, key=lambda item: item[:2]):
+            row = {key: value for key, value in episode.items() if key != "end"}
+            self.append("episodes", {"step": self.step + (int(end) + 1) * len(rollouts), "environment": environment, **row})
+            self.recent.append(episode)
+        self.step += steps
+        self.updates += 1
+        self.cumulative_cost += sum(float(rollout.cost.sum()) for rollout in rollouts)
+        self.positive_multipliers += metrics["multiplier_positive"]
+        native = sum(rollout.native_cost for rollout in rollouts) / steps
+        self.append(
+            "progress",
+            {
+                "update": self.updates,
+                "step": self.step,
+                **self._recent_statistics(),
+                "cumulative_cost": self.cumulative_cost,
+                "native_cost_rate": native,
+                "multiplier_positive_share": self.positive_multipliers / self.updates,
+                **metrics,
+            },
+        )
+
+    def _recent_statistics(self) -> dict[str, float]:
+        """Means over recent episodes, and the empirical CVaR of their cost rates; NaN before the first episode ends."""
+        if not self.recent:
+            return dict.fromkeys(("episode_return", "episode_cost_rate", "episode_length", "cost_cvar95"), float("nan"))
+        rates = [episode["cost_rate"] for episode in self.recent]
+        return {
+            "episode_return": float(np.mean([episode["episode_return"] for episode in self.recent])),
+            "episode_cost_rate": float(np.mean(rates)),
+            "episode_length": float(np.mean([episode["length"] for episode in self.recent])),
+            "cost_cvar95": conditional_value_at_risk(rates, CVAR_LEVEL),
+        }
+
+    def evaluate(self, policy: NumpyPolicy, *, final: bool) -> None:
+        for row in evaluate_policy(policy, self.evaluation_env, self.config.eval_seeds):
+            self.append("evaluations", {"step": self.step, "final": final, "stochastic": False, **row})
+
+    def write_rows(self) -> None:
+        for name, columns in self.rows.items():
+            if columns:
+                self.folder.write_rows(name, columns)
+
+    def notes(self) -> dict[str, str]:
+        """What a checkpoint says beside its tensors."""
+        state = {
+            "step": self.step,
+            "updates": self.updates,
+            "cumulative_cost": self.cumulative_cost,
+            "positive_multipliers": self.positive_multipliers,
+            "recent": list(self.recent),
+            "episode_seeds": [collector.state()[0] for collector in self.collectors],
+        }
+        return {
+            "format": str(FORMAT),
+            "config": digest(to_json(self.config)),
+            "state": json.dumps(state),
+            "streams": self.streams.dump(),
+        }
+
+    def restore(self, tensors: dict[str, np.ndarray], notes: dict[str, str]) -> None:
+        """Back to where a checkpoint was written."""
+        if notes.get("format") != str(FORMAT):
+            raise FolderError(f"The checkpoint in {self.folder.path} was written by another version of this library.")
+        if notes.get("config") != digest(to_json(self.config)):
+            raise FolderError(f"The checkpoint in {self.folder.path} belongs to another config than its config.json.")
+        state = json.loads(notes["state"])
+        self.step, self.updates = state["step"], state["updates"]
+        self.cumulative_cost, self.positive_multipliers = state["cumulative_cost"], state["positive_multipliers"]
+        self.recent.extend(state["recent"])
+        self.streams.load(notes["streams"])
+        for index, (collector, seed) in enumerate(zip(self.collectors, state["episode_seeds"])):
+            collector.restore(seed, tensors[f"actions{index}"])
+        for name, columns in self.rows.items():
+            stored = self.folder.read_rows(name)
+            # Rows are written before the checkpoint that covers them, so there may be more than it knows of.
+            kept = [i for i, step in enumerate(stored.get("step", [])) if step <= self.step]
+            columns.update({key: [values[i] for i in kept] for key, values in stored.items()})
+
+    def close(self) -> None:
+        for collector in self.collectors:
+            collector.close()
+        self.evaluation_env.close()
+
+
+class Trainer:
+    """R runs in lock-step on one learner."""
+
+    def __init__(self, runs: Sequence[Run], watch: Watch) -> None:
+        first = runs[0]
+        if len({run.widths for run in runs}) > 1:
+            raise ConfigError("Runs of one stack must have observations and actions of one size.")
+        self.runs, self.watch = runs, watch
+        self.device = resolve_device(first.config.device)
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        learner = METHODS[first.method].learner()
+        self.learner = learner([run.config for run in runs], first.widths, [run.streams for run in runs], self.device)
+
+    def policy(self, index: int) -> NumpyPolicy:
+        return NumpyPolicy(self.learner.policy.arrays(index), *self.runs[index].bounds)
+
+    def train(self) -> None:
+        """To the end, from wherever the runs are."""
+        config: Any = self.runs[0].config
+        while not self.runs[0].finished:
+            before = perf_counter()
+            rollouts = self._collect(config.rollout // config.num_envs)
+            collected = perf_counter()
+            batch = stack_rollouts(rollouts, *self.runs[0].bounds, self.device)
+            metrics = {name: values.double().cpu().numpy() for name, values in self.learner.update(batch).items()}
+            updated = perf_counter()
+            crossed = self._record(rollouts, metrics)
+            if crossed["evaluate"]:
+                self._evaluate(final=False)
+            evaluated = perf_counter()
+            if crossed["checkpoint"]:
+                self.checkpoint()
+            seconds = {"collect": collected - before, "update": updated - collected, "evaluate": evaluated - updated}
+            self._time(rollouts, seconds | {"checkpoint": perf_counter() - evaluated})
+        self._evaluate(final=True)
+        self.checkpoint()
+        for index, run in enumerate(self.runs):
+            save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
+            run.folder.set_status(FINISHED)
+
+    def _collect(self, steps: int) -> list[list[Rollout]]:
+        for index, run in enumerate(self.runs):
+            policy = self.policy(index)
+            for collector in run.collectors:
+                collector.start(policy, steps)
+        return [[collector.finish() for collector in run.collectors] for run in self.runs]
+
+    def _record(self, rollouts: list[list[Rollout]], metrics: dict[str, np.ndarray]) -> dict[str, bool]:
+        crossed = {"evaluate": False, "checkpoint": False}
+        for index, run in enumerate(self.runs):
+            before = run.step
+            own = {name: float(values[index]) for name, values in metrics.items()}
+            run.record(rollouts[index], own)
+            bad = [name for name, value in own.items() if not np.isfinite(value)]
+            if bad or not self._weights_are_finite(index):
+                what = f"{bad[0]} is not finite" if bad else "a weight is not finite"
+                raise Diverged(f"Training diverged at step {run.step}: {what}. The folder keeps everything up to there.")
+            for name, every in (("evaluate", run.config.eval_every), ("checkpoint", run.config.checkpoint_every)):
+                crossed[name] |= bool(every) and run.step // every > before // every and not run.finished
+            self.watch.update(run)
+        return crossed
+
+    def _weights_are_finite(self, index: int) -> bool:
+        return all(
+            bool(torch.isfinite(parameter[index].detach().sum()))
+            for optimizer in self.learner.optimizers().values()
+            for parameter in optimizer.parameters.values()
+        )
+
+    def _evaluate(self, *, final: bool) -> None:
+        for index, run in enumerate(self.runs):
+            run.evaluate(self.policy(index), final=final)
+
+    def _time(self, rollouts: list[list[Rollout]], seconds: dict[str, float]) -> None:
+        for run, own in zip(self.runs, rollouts):
+            inside = {name: sum(rollout.seconds[name] for rollout in own) for name in ("act", "simulate")}
+            run.append("timings", {"update_index": run.updates, "step": run.step, **seconds, **inside})
+
+    # --- state ---
+
+    def checkpoint(self) -> None:
+        """Rows first, then the checkpoint that covers them."""
+        for index, run in enumerate(self.runs):
+            run.write_rows()
+            run.folder.save_checkpoint(self._state(index), run.notes())
+
+    def _state(self, index: int) -> dict[str, np.ndarray]:
+        tensors: dict[str, np.ndarray] = {}
+        for name, optimizer in self.learner.optimizers().items():
+            tensors |= {f"{name}.{key}": t[index].detach().cpu().numpy() for key, t in optimizer.state().items()}
+            tensors[f"{name}.steps"] = np.array(optimizer.steps)
+        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.controller._asdict().items()}
+        for number, collector in enumerate(self.runs[index].collectors):
+            tensors[f"actions{number}"] = collector.state()[1]
+        return tensors
+
+    def restore(self) -> bool:
+        """Load each run's checkpoint; False where there is none yet."""
+        for index, run in enumerate(self.runs):
+            loaded = run.folder.load_checkpoint(self.watch.warn)
+            if loaded is None:
+                return False
+            tensors, notes = loaded
+            run.restore(tensors, notes)
+            self._load(index, tensors)
+        return True
+
+    @torch.no_grad()
+    def _load(self, index: int, tensors: dict[str, np.ndarray]) -> None:
+        try:
+            for name, optimizer in self.learner.optimizers().items():
+                for key, tensor in optimizer.state().items():
+                    tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
+                optimizer.steps = int(tensors[f"{name}.steps"])
+            for key, tensor in self.learner.controller._asdict().items():
+                tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
+        except (KeyError, RuntimeError) as error:
+            raise FolderError(f"The checkpoint in {self.runs[index].folder.path} does not fit its config: {error}") from error
+
+
+def train(
+    config: RunConfig | None = None,
+    *,
+    out: str | Path,
+    method: str = "bcppo",
+    make_env: MakeEnv | None = None,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> RunFolder:
+    """Train one run into a new folder `out` and return it.
+
+    Give a config, or a task and settings over the paper's preset. `make_env` makes an environment of your own (it must
+    report info['cost'], see `make_task`); then give a `cost_limit_rate`, the allowed mean cost per step.
+
+    >>> import bcppo, tempfile
+    >>> folder = bcppo.train(task="hopper", steps=1024, eval_episodes=2, out=tempfile.mkdtemp() + "/run")
+    >>> folder.status()["state"]
+    'finished'
+    """
+    config = config or make_config(method, **settings)
+    folder = RunFolder(out)
+    run = Run(method, config, folder, make_env)
+    _ = config.limit_rate  # refuse a run without a limit before its folder is made
+    folder.create(method, config, str(resolve_device(config.device)))
+    return _drive([run], watch or silent(), fresh=True)
+
+
+def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | None = None) -> RunFolder:
+    """Go on with a run that was interrupted; a finished run is left as it is."""
+    folder = RunFolder(out)
+    method, config = folder.load_config(CONFIGS)
+    state = folder.status()
+    if state["state"] == FINISHED:
+        return folder
+    if state["state"] == DIVERGED:
+        raise FolderError(f"The run in {folder.path} diverged and cannot go on: {state['message']}")
+    return _drive([Run(method, config, folder, make_env)], watch or silent(), fresh=False)
+
+
+def make_config(method: str = "bcppo", task: str = "goal1", **settings: Any) -> RunConfig:
+    """The paper's settings of a method on a task, with changes."""
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    preset = paper_preset(METHODS[method].config, task)
+    known = {field.name for field in dataclasses.fields(preset)}
+    for name in settings:
+        if name not in known:
+            raise unknown_name("setting", name, known)
+    return dataclasses.replace(preset, **settings)
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("The device cuda was asked for, but torch finds none on this machine.")
+    return torch.device(name)
+
+
+def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
+    folder = runs[0].folder
+    trainer = Trainer(runs, watch)
+    if not fresh:
+        trainer.restore()
+    folder.set_status(RUNNING)
+    try:
+        with watch.watching(runs):
+            trainer.train()
+    except Diverged as error:
+        _leave(runs, DIVERGED, str(error))
+        raise
+    except (BcppoError, OSError) as error:
+        _leave(runs, FAILED, str(error))
+        raise
+    finally:
+        for run in runs:
+            run.close()
+    return folder
+
+
+def _leave(runs: Sequence[Run], state: str, message: str) -> None:
+    """Leave usable folders behind: rows as far as they go, and why they go no further."""
+    for run in runs:
+        for attempt in (run.write_rows, _status_writer(run, state, message)):
+            try:
+                attempt()
+            except BcppoError:  # a full disk takes neither; the checkpoint before it stands
+                continue
+
+
+def _status_writer(run: Run, state: str, message: str) -> Callable[[], None]:
+    return lambda: run.folder.set_status(state, message)

@@ -1,0 +1,126 @@
+"""Watching runs: a live progress bar, TensorBoard curves, warnings. Nothing here changes a result."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bcppo.run import Run
+
+_CURVES = (
+    "episode_return", "episode_cost_rate", "mean_cost", "cost_cvar95", "multiplier", "sigma_c", "mu_c", "penalty", "kl",
+    "clip_fraction", "loss_policy", "loss_value_reward", "loss_value_cost", "loss_critics", "native_cost_rate",
+    "cumulative_cost", "multiplier_positive_share", "pid_error", "integral", "log_std",
+)  # fmt: skip
+_LINES = 20
+"""Lines printed over a run where there is no terminal to draw a bar on."""
+
+
+class Watch:
+    """What is shown of a run while it trains."""
+
+    def __init__(self, *, bar: bool = True, curves: bool = True) -> None:
+        self._bar, self._curves = bar, curves
+        self._progress: Any = None
+        self._tasks: dict[int, Any] = {}
+        self._writers: dict[int, Any] = {}
+        self._logged: dict[int, int] = {}
+        self._printed: dict[int, int] = {}
+        self._start = (0.0, 0)
+
+    @contextmanager
+    def watching(self, runs: Sequence[Run]) -> Iterator[None]:
+        self._start = (perf_counter(), runs[0].step)
+        for run in runs:
+            if self._curves and run.config.tensorboard:
+                self._writers[id(run)] = _writer(run)
+            self._logged[id(run)] = run.step
+            self._printed[id(run)] = run.step
+        if not (self._bar and sys.stderr.isatty()):
+            try:
+                yield
+            finally:
+                self._close()
+            return
+        with _progress_bar() as self._progress:
+            for run in runs:
+                self._tasks[id(run)] = self._progress.add_task(
+                    f"{run.method} {run.config.task} seed {run.config.seed}",
+                    total=run.config.steps, completed=run.step, facts="", rate="",
+                )  # fmt: skip
+            try:
+                yield
+            finally:
+                self._close()
+
+    def update(self, run: Run) -> None:
+        """Called after every update of a run."""
+        row = {name: values[-1] for name, values in run.rows["progress"].items()}
+        if id(run) in self._writers and run.step - self._logged[id(run)] >= run.config.log_every:
+            self._logged[id(run)] = run.step
+            for name in _CURVES:
+                if name in row and math.isfinite(row[name]):
+                    self._writers[id(run)].add_scalar(name, row[name], run.step)
+        if not self._bar:
+            return
+        if self._progress is not None:
+            self._progress.update(
+                self._tasks[id(run)], completed=run.step, facts=_facts(row, run), rate=f"{self._rate(run):,.0f} steps/s"
+            )
+        elif run.finished or run.step - self._printed[id(run)] >= run.config.steps / _LINES:
+            self._printed[id(run)] = run.step
+            left = (run.config.steps - run.step) / max(self._rate(run), 1e-9)
+            print(
+                f"{run.step:>9,} steps  {_facts(row, run)}  {self._rate(run):,.0f} steps/s  {_duration(left)} left",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def warn(self, sentence: str) -> None:
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+    def _rate(self, run: Run) -> float:
+        began, step = self._start
+        return (run.step - step) / max(perf_counter() - began, 1e-9)
+
+    def _close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+def silent() -> Watch:
+    """Curves in the folder, nothing on the screen."""
+    return Watch(bar=False)
+
+
+def _facts(row: dict[str, float], run: Run) -> str:
+    return (
+        f"return {row['episode_return']:8.2f}  cost {row['mean_cost']:.3f}/{run.config.limit_rate:g}  "
+        f"CVaR {row['cost_cvar95']:.3f}  λ {row['multiplier']:.3f}  σ {row.get('sigma_c', math.nan):.3g}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def _progress_bar():
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(bar_width=None), TaskProgressColumn(), TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4,
+    )  # fmt: skip
+
+
+def _writer(run: Run):
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.step)
