@@ -1,0 +1,5 @@
+import sys
+
+from bcppo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,229 @@
+"""The command line: parse and dispatch only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bcppo.algorithms import METHODS
+from bcppo.errors import BcppoError, ConfigError, unknown_name
+from bcppo.tasks.table import TASKS
+
+USAGE = """usage: bcppo COMMAND …
+
+  train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
+  resume     go on with an interrupted run         bcppo resume runs/first
+  evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
+  tasks      the tasks, their costs and limits
+  methods    the methods
+
+`bcppo COMMAND --help` says more; --debug shows the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class _Train:
+    """Train one run into a new folder."""
+
+    out: Path
+    """Folder to make for the run."""
+    method: str = "bcppo"
+    """Method; `bcppo methods` lists them."""
+    preset: str = "paper"
+    """Where settings start from; 'paper' is the paper's protocol for the task."""
+    beside_random: bool = False
+    """Also evaluate a policy that acts at random, and print it beside."""
+    quiet: bool = False
+    """Print nothing while training."""
+
+
+@dataclass(frozen=True)
+class _Evaluate:
+    """Evaluate the policy a run left behind, on episodes reset with seeds 10000, 10001, …"""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    episodes: int = 20
+    """Episodes; 20 is the paper's protocol, hundreds give a CVaR worth an interval."""
+    stochastic: bool = False
+    """Sample actions instead of taking the mean."""
+    csv: Path | None = None
+    """Also write the raw episodes to this file."""
+
+
+@dataclass(frozen=True)
+class _Resume:
+    """Go on with an interrupted run; it ends with the same bytes as if it had not been."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    quiet: bool = False
+    """Print nothing while training."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point: 0 when it went well, 2 for an error the user can put right."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    commands = {"train": _train, "resume": _resume, "evaluate": _evaluate, "tasks": _tasks, "methods": _methods}
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    try:
+        if arguments[0] in ("--version", "version"):
+            from bcppo import __version__
+
+            print(f"bcppo {__version__}")
+            return 0
+        if arguments[0] not in commands:
+            raise unknown_name("command", arguments[0], commands)
+        commands[arguments[0]](arguments[1:])
+    except BcppoError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; `bcppo resume FOLDER` goes on from the last checkpoint.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _train(arguments: list[str]) -> None:
+    options = tyro.cli(_Train, args=_own(arguments), prog="bcppo train", return_unknown_args=True)[0]
+    if options.method not in METHODS:
+        raise unknown_name("method", options.method, METHODS)
+    if options.preset != "paper":
+        raise unknown_name("preset", options.preset, ["paper"])
+    config = _parse_config(options, arguments)
+
+    from bcppo.evaluation import evaluate_policy
+    from bcppo.run import train
+    from bcppo.watch import Watch
+    from bcppo.worker import environment_factory
+
+    folder = train(config, method=options.method, out=options.out, watch=Watch(bar=not options.quiet))
+    rows = folder.read_rows("evaluations")
+    keep = [i for i, final in enumerate(rows["final"]) if final]
+    results = {options.method: [{name: values[i] for name, values in rows.items()} for i in keep]}
+    if options.beside_random:
+        env = environment_factory(config.task, config.cost_limit_rate)()
+        results["random"] = evaluate_policy(None, env, config.eval_seeds)
+    _print_evaluation(results, config.limit_rate)
+    print(f"run folder: {folder.path}")
+
+
+def _parse_config(options: _Train, arguments: list[str]) -> Any:
+    """The preset's config with the flags applied: every field of the method's config is a flag."""
+    from bcppo.config import paper_preset
+
+    preset = paper_preset(METHODS[options.method].config, _flag(arguments, "task") or "goal1")
+    both = _both(type(preset))
+    default = both(run=options, config=preset)
+    return tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=_Train.__doc__).config
+
+
+def _both(config_kind: type) -> type:
+    """A dataclass of train's own options and the config's, flattened into one set of flags."""
+    from dataclasses import field, make_dataclass
+
+    flat = tyro.conf.OmitArgPrefixes
+    return make_dataclass(
+        "TrainOptions",
+        [("run", Annotated[_Train, flat], field()), ("config", Annotated[config_kind, flat], field())],
+        frozen=True,
+    )
+
+
+def _flag(arguments: list[str], name: str) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument == f"--{name}" and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"--{name}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _own(arguments: list[str]) -> list[str]:
+    """Train's own flags; help waits for the full set of flags."""
+    return [argument for argument in arguments if argument not in ("-h", "--help")] or ["--out", "."]
+
+
+def _resume(arguments: list[str]) -> None:
+    options = tyro.cli(_Resume, args=arguments, prog="bcppo resume")
+    from bcppo.records import FINISHED, RunFolder
+    from bcppo.run import resume
+    from bcppo.watch import Watch
+
+    if RunFolder(options.folder).exists and RunFolder(options.folder).status()["state"] == FINISHED:
+        print(f"The run in {options.folder} is finished; there is nothing to resume.")
+        return
+    folder = resume(options.folder, watch=Watch(bar=not options.quiet))
+    print(f"finished; run folder: {folder.path}")
+
+
+def _evaluate(arguments: list[str]) -> None:
+    options = tyro.cli(_Evaluate, args=arguments, prog="bcppo evaluate")
+    from bcppo.algorithms import CONFIGS
+    from bcppo.evaluation import evaluate
+    from bcppo.records import RunFolder
+
+    method, config = RunFolder(options.folder).load_config(CONFIGS)
+    episodes = evaluate(options.folder, episodes=options.episodes, stochastic=options.stochastic)
+    _print_evaluation({method: episodes}, config.limit_rate)
+    if options.csv is not None:
+        import polars
+
+        polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from bcppo.evaluation import summarize
+
+    count = len(next(iter(results.values())))
+    table = Table(title=f"{count} evaluation episodes; cost per step, limit {limit_rate:g}")
+    columns = {
+        "return": "return", "cost_rate": "cost rate", "cvar95": "CVaR@95", "safety_rate": "safety rate",
+        "worst_gap": "worst gap", "native_cost": "simulator's own cost", "length": "steps",
+    }  # fmt: skip
+    table.add_column("policy")
+    for title in columns.values():
+        table.add_column(title, justify="right")
+    for name, episodes in results.items():
+        summary = summarize(episodes, limit_rate)
+        table.add_row(name, *(f"{summary[key]:.4g}" for key in columns))
+    Console().print(table)
+
+
+def _tasks(arguments: list[str]) -> None:
+    _no_more(arguments, "tasks")
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Tasks: cost per step = c_a·‖a‖² + c_b·1{‖o‖ > threshold}")
+    for title in ("task", "environment", "c_a", "c_b", "threshold", "cost limit per step", "horizon"):
+        table.add_column(title)
+    for task in TASKS.values():
+        row = (task.action_cost, task.boundary_cost, task.threshold, task.cost_limit_rate, task.horizon)
+        table.add_row(task.name, task.env_id, *(f"{value:.8g}" for value in row))
+    Console().print(table)
+
+
+def _methods(arguments: list[str]) -> None:
+    _no_more(arguments, "methods")
+    width = max(map(len, METHODS))
+    for name, method in METHODS.items():
+        print(f"{name:<{width}}  {method.summary}")
+
+
+def _no_more(arguments: list[str], command: str) -> None:
+    if arguments and arguments[0] not in ("-h", "--help"):
+        raise ConfigError(f"`bcppo {command}` takes no arguments, but {' '.join(arguments)} was given.")
