@@ -22,9 +22,10 @@ export MKL_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-OUT ?= runs/first
+OUT ?= $(shell n=1; while [ -e runs/train-$$n ]; do n=$$((n + 1)); done; echo runs/train-$$n)
+OUT := $(OUT)
 ARGS ?=
-BENCHES ?= $(sort $(wildcard bench/*.py))
+BENCHES ?= $(wildcard bench/simulators.py bench/training.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-full check lint types imports bench clean preflight
@@ -38,9 +39,9 @@ help: ## list the targets
 
 setup: $(READY) ## build the environment, as every target below does when it has to
 
-train: $(READY) ## train BCPPO on Goal1 for 100,352 steps and set it beside a random policy (OUT=runs/first)
+train: $(READY) ## train BCPPO on Goal1 for 100,352 steps and set it beside a random policy (OUT= names the run folder)
 	@echo "==> Training BCPPO on Goal1 for 100,352 steps; the run folder is $(OUT)."
-	$(BIN)/python -m bcppo train --task goal1 --method bcppo --steps 100352 --out $(OUT) $(ARGS)
+	$(BIN)/python -m bcppo train --task goal1 --method bcppo --steps 100352 --out $(OUT) --beside-random $(ARGS)
 
 test: $(READY) ## run the fast tests (ARGS= goes to pytest)
 	@echo "==> Running the fast tests on the $(STACK) stack."

@@ -18,7 +18,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 
 
 def seen(lidar: np.ndarray) -> np.ndarray | None:
-    """Where the one object of a lidar is, in metres ahead and to the left of the agent; None where it is out of range."""
+    """Where the one object of a lidar is, in metres ahead of the agent and to its left; None where out of range."""
     bin_ = int(np.argmax(lidar))
     closeness = float(lidar[bin_])
     if closeness == 0:

@@ -7,15 +7,15 @@ Run by a Python that has the genuine package, which needs Python 3.10 (it raises
     genuine/bin/pip install --no-deps numpy==1.26.0
     genuine/bin/python bench/record_reference.py tests/data/safety_gymnasium_1_0_0.npz
 
-The first install brings gymnasium 0.28.1 and mujoco 2.3.3; the second puts the paper's NumPy over the package's own pin, which
-changes no trajectory.
+The first install brings gymnasium 0.28.1 and mujoco 2.3.3; the second puts the paper's NumPy over the package's own
+pin, which changes no trajectory.
 
-For each of the nine environments, seven episodes are made on one environment object: resets with a seed, resets that continue the
-random stream, resets before the time limit. Per step the file holds the action, the reward, each cost, the flags, and a
-checksum of the observation's bytes (the sensors' and the lidars' apart); whole observations at resets and at some steps. About
-three minutes.
+For each of the nine environments, seven episodes are made on one environment object: resets with a seed, resets that
+continue the random stream, resets before the time limit. Per step the file holds the action, the reward, each cost, the
+flags, and a checksum of the observation's bytes (the sensors' and the lidars' apart); whole observations at resets and
+at some steps. About three minutes.
 
-`--variation 1` (2, 3, ...) records other seeds and other actions; `BCPPO_REFERENCE=FILE.npz` makes the tests replay that file.
+`--variation 1` (2, 3, ...) records other seeds and actions; `BCPPO_REFERENCE=FILE.npz` makes the tests replay them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ EPISODES = (
     (0, "extreme", 150, 100),
 )
 TERMINATED, TRUNCATED, GOAL_MET = 1, 2, 4
+PER_STEP = ["actions", "rewards", "costs", "flags", "sensors_crc", "lidars_crc"]
+PER_RESET = ["layouts", "reset_observations"]
+NOW_AND_THEN = ["kept", "observations"]
 
 
 def main(path: Path, variation: int) -> None:
@@ -64,7 +67,8 @@ def main(path: Path, variation: int) -> None:
         recording = record(make(), name, variation, _cost_names(make()))
         arrays |= {f"{name}/{key}": value for key, value in recording.items()}
         goals = int(np.sum(recording["flags"] & GOAL_MET > 0))
-        print(f"{name}: {len(recording['rewards'])} steps, {goals} goals met, cost {int(recording['costs'][:, -1].sum())}", flush=True)
+        cost = int(recording["costs"][:, -1].sum())
+        print(f"{name}: {len(recording['rewards'])} steps, {goals} goals met, cost {cost}", flush=True)
     versions = {
         "safety_gymnasium": safety_gymnasium.__version__,
         "gymnasium": gymnasium.__version__,
@@ -82,9 +86,7 @@ def record(env, name: str, variation: int, cost_names: list[str]) -> dict[str, n
     """All episodes of one environment; steps of all episodes follow each other in one array."""
     rng = np.random.default_rng((variation, NAMES.index(name)))
     seeds = [_seed(name, seed, variation) for seed, *_ in EPISODES]
-    keep: dict[str, list] = {key: [] for key in (
-        "actions rewards costs flags sensors_crc lidars_crc layouts reset_observations kept observations"
-    ).split()}  # fmt: skip
+    keep: dict[str, list] = {key: [] for key in PER_STEP + PER_RESET + NOW_AND_THEN}
     lengths = []
     for seed, (_, kind, long, short) in zip(seeds, EPISODES):
         observation, _ = env.reset(seed=seed)
@@ -98,7 +100,7 @@ def record(env, name: str, variation: int, cost_names: list[str]) -> dict[str, n
             action = actions.send(observation)
             observation, reward, cost, terminated, truncated, info = env.step(action)
             goal_met = "goal_met" in info
-            if step < 3 or step % 50 == 0 or goal_met or after_goal or step == length - 1:
+            if step < 3 or step % 50 == 0 or goal_met or after_goal or terminated or step == length - 1:
                 keep["kept"].append(len(keep["rewards"]))
                 keep["observations"].append(observation)
             after_goal = goal_met
@@ -174,6 +176,6 @@ def probes() -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Record trajectories of the genuine Safety-Gymnasium 1.0.0.")
     parser.add_argument("file", type=Path, help="where to write them: a .npz file")
-    parser.add_argument("--variation", type=int, default=0, help="other seeds and other actions than the committed ones")
+    parser.add_argument("--variation", type=int, default=0, help="other seeds, other actions")
     arguments = parser.parse_args()
     main(arguments.file, arguments.variation)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 _PAD = 16
-"""Final biases and log-stds are stored this wide, so that no run's numbers fall into a vector loop's scalar tail, which may
-round differently; what is beyond the real width stays 0 and is never read."""
+"""Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many there are
+in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a stack, a run
+would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
 
 
 class _QuickTanh(torch.autograd.Function):
@@ -36,7 +37,8 @@ class _QuickTanh(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (y,) = ctx.saved_tensors
-        return torch.ops.aten.tanh_backward(gradient, y)
+        # In place: in a stack nothing else holds the gradient of a layer's output.
+        return torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
 
 
 def tanh_(x: Tensor) -> Tensor:
@@ -75,10 +77,10 @@ class Stack:
                 )
                 for stream in streams
             ]
-            bias = np.stack([draw[1] for draw in draws])
+            weight, bias = (np.stack([draw[part] for draw in draws]) for part in (0, 1))
             if layer == last:
-                bias = _padded(bias)
-            self._add(f"weight{layer}", np.stack([draw[0] for draw in draws]), device)
+                weight, bias = _padded(weight), _padded(bias)
+            self._add(f"weight{layer}", weight, device)
             self._add(f"bias{layer}", bias, device)
 
     def _add(self, name: str, values: np.ndarray, device: torch.device) -> None:
@@ -92,20 +94,17 @@ class Stack:
         for layer in range(layers):
             weight = self.parameters[f"weight{layer}"].flatten(0, 1)
             bias = self.parameters[f"bias{layer}"].flatten(0, 1).unsqueeze(1)
+            hidden = torch.baddbmm(bias, hidden, weight)
             if layer < layers - 1:
-                hidden = tanh_(torch.baddbmm(bias, hidden, weight))
-            elif self.sizes[-1] == 1:
-                # A product with one column is summed in an order that depends on how many there are in the batch.
-                hidden = (hidden * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias[..., :1]
-            else:
-                hidden = torch.bmm(hidden, weight) + bias[..., : self.sizes[-1]]
-        return hidden.view(runs, self.networks, rows, self.sizes[-1])
+                hidden = tanh_(hidden)
+        return hidden.view(runs, self.networks, rows, -1)[..., : self.sizes[-1]]
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
         """One run's parameters as NumPy arrays, without the padding."""
         arrays = {name: tensor[run].detach().cpu().numpy() for name, tensor in self.parameters.items()}
-        last = f"bias{len(self.sizes) - 2}"
-        arrays[last] = arrays[last][..., : self.sizes[-1]]
+        for name in ("weight", "bias"):
+            last = f"{name}{len(self.sizes) - 2}"
+            arrays[last] = arrays[last][..., : self.sizes[-1]]
         return arrays
 
 

@@ -220,7 +220,9 @@ class BCPPO:
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:
     """values [R, T, …] at each run's own rows [R, B] → [R, B, …]"""
-    return values[torch.arange(values.shape[0], device=values.device).unsqueeze(1), rows]
+    runs, length = values.shape[:2]
+    flat = rows + torch.arange(runs, device=rows.device).unsqueeze(1) * length
+    return values.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, rows.shape)
 
 
 def _vector(numbers: Sequence[float], device: torch.device) -> Tensor:

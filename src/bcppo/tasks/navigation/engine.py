@@ -23,8 +23,9 @@ _TAGGED = ("button", "gremlin", "pillar", "vase")
 
 _FIELDS = (
     "model data mj_checkPos mj_checkVel mj_checkAcc mj_Euler mj_fwdConstraint mj_sensorPos mj_sensorVel "
-    "mj_rnePostConstraint mj_sensorAcc mj_forwardSkip mj_normalizeQuat ctrl mocap_pos qpos qvel xpos xmat sensordata contacts contact_stride geom1_offset geom2_offset "
-    "geom_tag observation nq nv mocaps sensors agent substeps bins groups"
+    "mj_rnePostConstraint mj_sensorAcc mj_forwardSkip mj_normalizeQuat ctrl mocap_pos qpos qvel xpos xquat xmat cvel "
+    "sensordata contacts contact_stride geom1_offset geom2_offset geom_tag observation nq nv bodies mocaps sensors agent "
+    "substeps bins groups"
 ).split()
 """The order of the members of `World` in kernel.c."""
 
@@ -134,9 +135,8 @@ class KernelEngine(Engine):
     def __init__(self, scene: Scene, kernel) -> None:
         super().__init__(scene)
         # Arrays kept here so that the addresses handed to the kernel stay good.
-        self._arrays = {
-            name: getattr(self.data, name) for name in ("ctrl", "mocap_pos", "qpos", "qvel", "xpos", "xmat", "sensordata")
-        }
+        names = ("ctrl", "mocap_pos", "qpos", "qvel", "xpos", "xquat", "xmat", "cvel", "sensordata")
+        self._arrays = {name: getattr(self.data, name) for name in names}
         self._world = kernel.bind(self._describe())
         self._kernel_advance = functools.partial(kernel.advance, self._world)
         self._kernel_observe = functools.partial(kernel.observe, self._world, LIDAR_RANGE)
@@ -171,6 +171,7 @@ class KernelEngine(Engine):
             "observation": self._observation.ctypes.data,
             "nq": self.model.nq,
             "nv": self.model.nv,
+            "bodies": self.model.nbody,
             "mocaps": self.model.nmocap,
             "sensors": self.model.nsensordata,
             "agent": self.scene.agent,

@@ -17,6 +17,7 @@
 #define MAX_GROUPS 8
 #define STAGE_NONE 0
 #define STAGE_VEL 2
+#define WATCHED 5
 
 typedef void (*stage_fn)(const void *model, void *data);
 typedef void (*normalize_fn)(const void *model, double *qpos);
@@ -26,6 +27,11 @@ typedef struct {
   int64_t first_body, count;
 } Group;
 
+typedef struct {
+  const double *values;
+  int64_t count;
+} Span;
+
 /* Filled from a list of integers in the order written here; engine.py's `_describe` writes that list. */
 typedef struct {
   void *model, *data;
@@ -33,27 +39,43 @@ typedef struct {
   forward_skip_fn forward_skip;
   normalize_fn normalize_quat;
   double *ctrl, *mocap_pos, *qpos, *qvel;
-  const double *xpos, *xmat, *sensordata;
+  const double *xpos, *xquat, *xmat, *cvel, *sensordata;
   const char *contacts;
   int64_t contact_stride, geom1_offset, geom2_offset;
   const uint8_t *geom_tag;   /* per geom: 0 of no interest, 1 the agent's, 2 + k: object tag k */
   double *observation;
-  int64_t nq, nv, mocaps, sensors, agent, substeps, bins, groups;
+  int64_t nq, nv, bodies, mocaps, sensors, agent, substeps, bins, groups;
   Group group[MAX_GROUPS];
-  /* The kernel's own: the state whose position and velocity stages are up to date in mjData, and room for a qpos. */
-  double *known_state, *scratch;
+  /* The kernel's own: what the state and its position and velocity stages were when a step ended, and room for a qpos. */
+  Span watched[WATCHED];
+  double *known, *scratch;
 } World;
 
 static const int FIXED_FIELDS = (int)(offsetof(World, group) / sizeof(int64_t));
 
 static void free_world(PyObject *capsule) {
   World *w = PyCapsule_GetPointer(capsule, NULL);
-  if (w) { free(w->known_state); free(w->scratch); }
+  if (w) { free(w->known); free(w->scratch); }
   free(w);
 }
 
-static void forget_state(World *w) {
-  for (int64_t i = 0; i < w->nq + w->nv; i++) w->known_state[i] = NAN;
+/* Whoever holds mjData may set another state, or go elsewhere and come back, and so leave stages that do not belong to the
+ * state. Poses and velocities of the bodies tell: they are the stages' first results. */
+static void remember_stages(World *w) {
+  double *to = w->known;
+  for (int i = 0; i < WATCHED; to += w->watched[i++].count)
+    memcpy(to, w->watched[i].values, sizeof(double) * (size_t)w->watched[i].count);
+}
+
+static int stages_are_known(const World *w) {
+  const double *from = w->known;
+  for (int i = 0; i < WATCHED; from += w->watched[i++].count)
+    if (memcmp(from, w->watched[i].values, sizeof(double) * (size_t)w->watched[i].count) != 0) return 0;
+  return 1;
+}
+
+static void forget_stages(World *w) {
+  for (int64_t i = 0; i < w->nq; i++) w->known[i] = NAN;
 }
 
 static PyObject *bind(PyObject *self, PyObject *numbers) {
@@ -76,21 +98,14 @@ static PyObject *bind(PyObject *self, PyObject *numbers) {
   }
   PyObject *capsule = PyCapsule_New(w, NULL, free_world);
   if (!capsule) { free(w); return NULL; }
-  w->known_state = malloc(sizeof(double) * (size_t)(w->nq + w->nv));
+  const Span watched[WATCHED] = {
+      {w->qpos, w->nq}, {w->qvel, w->nv}, {w->xpos, 3 * w->bodies}, {w->xquat, 4 * w->bodies}, {w->cvel, 6 * w->bodies}};
+  memcpy(w->watched, watched, sizeof watched);
+  w->known = malloc(sizeof(double) * (size_t)(w->nq + w->nv + 13 * w->bodies));
   w->scratch = malloc(sizeof(double) * (size_t)w->nq);
-  if (!w->known_state || !w->scratch) { Py_DECREF(capsule); return PyErr_NoMemory(); }
-  forget_state(w);
+  if (!w->known || !w->scratch) { Py_DECREF(capsule); return PyErr_NoMemory(); }
+  forget_stages(w);
   return capsule;
-}
-
-static void remember_state(World *w) {
-  memcpy(w->known_state, w->qpos, sizeof(double) * (size_t)w->nq);
-  memcpy(w->known_state + w->nq, w->qvel, sizeof(double) * (size_t)w->nv);
-}
-
-static int state_is_known(const World *w) {
-  return memcmp(w->known_state, w->qpos, sizeof(double) * (size_t)w->nq) == 0 &&
-         memcmp(w->known_state + w->nq, w->qvel, sizeof(double) * (size_t)w->nv) == 0;
 }
 
 /* MuJoCo normalises the quaternions in qpos at each position stage, and doing so twice can move their last digit. Only
@@ -143,7 +158,7 @@ static PyObject *advance(PyObject *self, PyObject *const *args, Py_ssize_t nargs
       w->mocap_pos[3 * i + 1] = number[4 + 2 * k];
       w->mocap_pos[3 * i + 2] = number[expected - 1];
     }
-    substep(w, k == 0 && !w->mocaps && state_is_known(w));
+    substep(w, k == 0 && !w->mocaps && stages_are_known(w));
   }
   w->forward_skip(w->model, w->data, STAGE_NONE, 1);
   forward_again(w);
@@ -152,8 +167,8 @@ static PyObject *advance(PyObject *self, PyObject *const *args, Py_ssize_t nargs
   w->sensor_vel(w->model, w->data);
   if (w->rne_post) w->rne_post(w->model, w->data);
   w->sensor_acc(w->model, w->data);
-  if (!w->mocaps && stages_repeat(w)) remember_state(w);
-  else forget_state(w);
+  if (!w->mocaps && stages_repeat(w)) remember_stages(w);
+  else forget_stages(w);
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }

@@ -1,0 +1,9 @@
+"""What every test shares. Being here also puts this folder on the import path: `tiny_cmdp` is found from all of them."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch or a BLAS is imported: one thread, as the Makefile sets it for every run.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
