@@ -1,4 +1,4 @@
-"""What every test shares. Being here also puts this folder on the import path: `tiny_cmdp` is found from all of them."""
+"""What every test shares. That this file is here also puts the folder on the import path: all find `tiny_cmdp`."""
 
 from __future__ import annotations
 

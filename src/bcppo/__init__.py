@@ -1,7 +1,7 @@
 """BCPPO and its comparators: train, compare and trust tail-risk-aware policies under one protocol.
 
-Importing the package registers the navigation tasks with Gymnasium and imports no torch; what needs torch is imported when
-it is first asked for.
+Importing the package registers the navigation tasks with Gymnasium and imports no torch; what needs torch is imported
+when it is first asked for.
 
 >>> import bcppo
 >>> env = bcppo.make_task("goal1")

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[0] not in commands:
             raise unknown_name("command", arguments[0], commands)
         commands[arguments[0]](arguments[1:])
-    except BcppoError as error:
+    except (BcppoError, OSError) as error:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
@@ -95,12 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: list[str]) -> None:
-    options = tyro.cli(_Train, args=_own(arguments), prog="bcppo train", return_unknown_args=True)[0]
-    if options.method not in METHODS:
-        raise unknown_name("method", options.method, METHODS)
-    if options.preset != "paper":
-        raise unknown_name("preset", options.preset, ["paper"])
-    config = _parse_config(options, arguments)
+    options, config = _parse(arguments)
 
     from bcppo.evaluation import evaluate_policy
     from bcppo.run import train
@@ -114,18 +109,25 @@ def _train(arguments: list[str]) -> None:
     if options.beside_random:
         env = environment_factory(config.task, config.cost_limit_rate)()
         results["random"] = evaluate_policy(None, env, config.eval_seeds)
+        env.close()
     _print_evaluation(results, config.limit_rate)
     print(f"run folder: {folder.path}")
 
 
-def _parse_config(options: _Train, arguments: list[str]) -> Any:
-    """The preset's config with the flags applied: every field of the method's config is a flag."""
+def _parse(arguments: list[str]) -> tuple[_Train, Any]:
+    """Train's options, and the preset's config with the flags applied: every field of the method's config is a flag."""
     from bcppo.config import paper_preset
 
-    preset = paper_preset(METHODS[options.method].config, _flag(arguments, "task") or "goal1")
-    both = _both(type(preset))
-    default = both(run=options, config=preset)
-    return tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=_Train.__doc__).config
+    method, preset = _flag(arguments, "method") or "bcppo", _flag(arguments, "preset") or "paper"
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    if preset != "paper":
+        raise unknown_name("preset", preset, ["paper"])
+    config = paper_preset(METHODS[method].config, _flag(arguments, "task") or "goal1")
+    both = _both(type(config))
+    default = both(run=_Train(out=tyro.MISSING), config=config)
+    parsed = tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=_Train.__doc__)
+    return parsed.run, parsed.config
 
 
 def _both(config_kind: type) -> type:
@@ -147,11 +149,6 @@ def _flag(arguments: list[str], name: str) -> str | None:
         if argument.startswith(f"--{name}="):
             return argument.partition("=")[2]
     return None
-
-
-def _own(arguments: list[str]) -> list[str]:
-    """Train's own flags; help waits for the full set of flags."""
-    return [argument for argument in arguments if argument not in ("-h", "--help")] or ["--out", "."]
 
 
 def _resume(arguments: list[str]) -> None:
@@ -183,7 +180,6 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from bcppo.evaluation import summarize
@@ -200,12 +196,18 @@ def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: fl
     for name, episodes in results.items():
         summary = summarize(episodes, limit_rate)
         table.add_row(name, *(f"{summary[key]:.4g}" for key in columns))
-    Console().print(table)
+    _print(table)
+
+
+def _print(table: Any) -> None:
+    """Tables go to files and pipes whole; a terminal may have to shorten them."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _tasks(arguments: list[str]) -> None:
     _no_more(arguments, "tasks")
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Tasks: cost per step = c_a·‖a‖² + c_b·1{‖o‖ > threshold}")
@@ -214,7 +216,7 @@ def _tasks(arguments: list[str]) -> None:
     for task in TASKS.values():
         row = (task.action_cost, task.boundary_cost, task.threshold, task.cost_limit_rate, task.horizon)
         table.add_row(task.name, task.env_id, *(f"{value:.8g}" for value in row))
-    Console().print(table)
+    _print(table)
 
 
 def _methods(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What to run: frozen dataclasses, checked when they are made. The line under a field is its help on the command line."""
+"""What to run: frozen dataclasses, checked when they are made. The line under a field is its help in the CLI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from bcppo.errors import ConfigError
@@ -18,7 +20,7 @@ EVAL_FIRST_SEED = 10_000
 _SHORT_ROLLOUTS = ("button1", "push1")
 """Tasks the paper trains with 256-step rollouts; see `paper_preset`."""
 
-NOT_PROTOCOL = ("seed", "device", "eval_every", "checkpoint_every", "log_every", "tensorboard", "num_envs")
+NOT_PROTOCOL = ("seed", "device", "eval_every", "checkpoint_every", "log_every", "tensorboard")
 """Fields that tell runs of one protocol apart, or change nothing a result shows."""
 
 
@@ -50,6 +52,7 @@ class RunConfig:
     """Where the learner computes: cpu, cuda or auto."""
 
     def __post_init__(self) -> None:
+        _settle_types(self)
         _require(self, "steps", self.steps >= 1, "at least 1")
         _require(self, "seed", self.seed >= 0, "at least 0")
         _require(self, "num_envs", self.num_envs >= 1, "at least 1")
@@ -68,7 +71,9 @@ class RunConfig:
             return self.cost_limit_rate
         if self.task in TASKS:
             return TASKS[self.task].cost_limit_rate
-        raise ConfigError(f"The task '{self.task}' is not one of the paper's: give a cost_limit_rate, a mean cost per step.")
+        raise ConfigError(
+            f"The task '{self.task}' is not one of the paper's: give a cost_limit_rate, a mean cost per step."
+        )
 
     @property
     def eval_seeds(self) -> range:
@@ -117,11 +122,10 @@ class PPOConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self, "rollout", self.rollout >= 2, "at least 2 steps")
-        _require(
-            self, "minibatch", 1 <= self.minibatch <= self.rollout, f"between 1 and the rollout's {self.rollout} steps"
-        )
-        _require(self, "minibatch", self.rollout % self.minibatch == 0, f"a divisor of the rollout's {self.rollout} steps")
-        _require(self, "num_envs", self.rollout % self.num_envs == 0, f"a divisor of the rollout's {self.rollout} steps")
+        whole = f"the rollout's {self.rollout} steps"
+        _require(self, "minibatch", 1 <= self.minibatch <= self.rollout, f"between 1 and {whole}")
+        _require(self, "minibatch", self.rollout % self.minibatch == 0, f"a divisor of {whole}")
+        _require(self, "num_envs", self.rollout % self.num_envs == 0, f"a divisor of {whole}")
         _require(self, "epochs", self.epochs >= 1, "at least 1")
         _require(self, "hidden", bool(self.hidden) and min(self.hidden) >= 1, "one or more positive widths")
         _require_number(self, "learning_rate", low=0.0, open_low=True)
@@ -165,6 +169,41 @@ class BCPPOConfig(PPOConfig):
         _require_number(self, "disagreement_floor", low=0.0, open_low=True)
 
 
+@dataclass(frozen=True)
+class CPPOConfig(PPOConfig):
+    """CPPO: a Monte Carlo upper-tail weight on the cost advantage."""
+
+    alpha: float = 0.95
+    """α, the level above which a trajectory's cost counts as tail, inside (0, 1)."""
+    weight_max: float = 10.0
+    """w_max, the largest weight. Branch normalisation takes it out again, so it matters without it only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_number(self, "alpha", low=0.0, high=1.0, open_low=True, open_high=True)
+        _require_number(self, "weight_max", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True)
+class QRPPOConfig(PPOConfig):
+    """QR PPO: the upper tail of a quantile cost critic in the cost branch."""
+
+    quantiles: int = 32
+    """N_q, heads of the critic; head i estimates the quantile of level (i + ½) / N_q."""
+    alpha: float = 0.95
+    """α: the mean of the quantiles of at least this level is the tail signal."""
+    beta: float = 0.15
+    """β, weight of the tail signal in the cost branch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self, "quantiles", self.quantiles >= 1, "at least 1")
+        _require_number(self, "alpha", low=0.0, high=1.0, open_low=True, open_high=True)
+        _require_number(self, "beta", low=0.0)
+        highest = (self.quantiles - 0.5) / self.quantiles
+        _require(self, "alpha", self.alpha <= highest, f"at most {highest:g}, the highest of {self.quantiles} quantiles")
+
+
 def paper_preset(method_config: type[RunConfig], task: str) -> RunConfig:
     """The paper's settings of a method on a task."""
     if issubclass(method_config, PPOConfig) and task in _SHORT_ROLLOUTS:
@@ -178,13 +217,12 @@ def to_json(config: RunConfig) -> dict[str, Any]:
 
 def from_json(kind: type[RunConfig], values: dict[str, Any]) -> RunConfig:
     """A config from its stored fields; unknown or missing fields are refused."""
+    if not isinstance(values, dict):
+        raise ConfigError("A stored config is not a set of fields.")
     known = {field.name for field in dataclasses.fields(kind)}
     if set(values) != known:
         odd = sorted(set(values) ^ known)
         raise ConfigError(f"A stored config does not fit this version: the fields {', '.join(odd)} differ.")
-    values = dict(values)
-    if "hidden" in values:
-        values["hidden"] = tuple(values["hidden"])
     return kind(**values)
 
 
@@ -197,8 +235,61 @@ def digest(values: Any) -> str:
 def protocol_id(method: str, config: RunConfig) -> str:
     """Runs with one identifier may stand in one table: same task, method and settings, whatever the seed or machine."""
     settings = {name: value for name, value in to_json(config).items() if name not in NOT_PROTOCOL}
+    settings["cost_limit_rate"] = config.limit_rate  # the task's own limit is the same protocol, given or not
     task = TASKS.get(config.task)
     return digest({"method": method, "settings": settings, "task": dataclasses.asdict(task) if task else config.task})
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError
+    return float(value)
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    number = _number(value)  # 1e6 is a whole number too
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _instance(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
+
+    return check
+
+
+def _widths(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError
+    return tuple(_whole_number(width) for width in value)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "int": ("a whole number", _whole_number),
+    "float": ("a number", _number),
+    "float | None": ("a number or nothing", lambda value: None if value is None else _number(value)),
+    "bool": ("true or false", _instance(bool)),
+    "str": ("a text", _instance(str)),
+    "tuple[int, ...]": ("one or more whole numbers", _widths),
+}
+"""A field's annotation → what it holds, in words, and how to make sure of it."""
+
+
+def _settle_types(config: RunConfig) -> None:
+    """Every field as its type: a setting then has one spelling, and β = 0 and β = 0.0 one protocol identifier."""
+    for field in dataclasses.fields(config):
+        words, convert = _KINDS[str(field.type)]
+        value = getattr(config, field.name)
+        try:
+            object.__setattr__(config, field.name, convert(value))
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{field.name} must be {words}, but {value!r} was given.") from None
 
 
 def _require(config: RunConfig, name: str, holds: bool, what: str) -> None:
@@ -212,5 +303,6 @@ def _require_number(
     value = getattr(config, name)
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not (math.isfinite(value) and inside):
-        ends = f"{'(' if open_low else '['}{low:g}, {'∞' if math.isinf(high) else f'{high:g}'}{')' if open_high or math.isinf(high) else ']'}"
-        raise ConfigError(f"{name} must be a number in {ends}, but {value!r} was given.")
+        left, right = "(" if open_low else "[", ")" if open_high or math.isinf(high) else "]"
+        top = "∞" if math.isinf(high) else f"{high:g}"
+        raise ConfigError(f"{name} must be a number in {left}{low:g}, {top}{right}, but {value!r} was given.")

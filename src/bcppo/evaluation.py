@@ -15,7 +15,7 @@ from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import NumpyPolicy, load_policy
 from bcppo.records import RunFolder
 from bcppo.rollout import MakeEnv
-from bcppo.worker import environment_factory
+from bcppo.worker import environment_factory, own_environment
 
 CVAR_LEVEL = 0.95
 Episode = dict[str, float]
@@ -35,7 +35,8 @@ def evaluate(
     _, config = run.load_config(CONFIGS)
     if not (run / "policy.safetensors").exists():
         raise BcppoError(f"The run in {run.path} has left no policy yet ({run.status()['state']}).")
-    env = (make_env or environment_factory(config.task, config.cost_limit_rate))()
+    limit = config.cost_limit_rate
+    env = (own_environment(make_env, limit) if make_env else environment_factory(config.task, limit))()
     seeds = range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + episodes)
     try:
         return evaluate_policy(load_policy(run / "policy.safetensors"), env, seeds, stochastic=stochastic)
@@ -64,8 +65,8 @@ def evaluate_policy(
     """One row an episode: reset seed, return (undiscounted sum), cost rate (mean cost per step), native cost (sum),
     boundary hits (steps), length (steps).
 
-    `stochastic` samples actions instead of taking the mean, with noise seeded by the episode. `policy` None acts uniformly
-    at random in the action space.
+    `stochastic` samples actions instead of taking the mean, with noise seeded by the episode. `policy` None acts
+    uniformly at random in the action space.
     """
     env.reset(seed=0)  # see Collector: a fresh environment may differ from a used one
     return [_episode(policy, env, seed, stochastic) for seed in seeds]
@@ -86,13 +87,13 @@ def _episode(policy: NumpyPolicy | None, env: gymnasium.Env, seed: int, stochast
             action = policy.act(observation)
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
-        cost += info["cost"]
-        native += info["native_cost"]
-        hits += info["boundary_hit"]
+        cost += float(info["cost"])
+        native += float(info["native_cost"])
+        hits += float(info["boundary_hit"])
         length += 1
         over = terminated or truncated
         if length > 1_000_000:
-            raise BcppoError("An evaluation episode did not end within a million steps; give the environment a time limit.")
+            raise BcppoError("An evaluation episode did not end in a million steps: the environment needs a limit.")
     return {
         "episode_seed": seed,
         "episode_return": total,

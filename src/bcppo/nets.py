@@ -1,8 +1,8 @@
 """Networks as stacks: every tensor has a leading axis of runs, then one of networks within a run.
 
-A stack of R runs is R independent learners in one computation: the gradient of the sum of their losses is each one's own
-gradient, and Adam works entry by entry. On the CPU each run's numbers come out the same, bit for bit, whatever else is in
-the stack; a test holds that.
+A stack of R runs is R independent learners in one computation: the gradient of the sum of their losses is each one's
+own gradient, and Adam works entry by entry. On the CPU each run's numbers come out the same, bit for bit, whatever else
+is in the stack; a test holds that, and says for which odd sizes it does not.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _PAD = 16
-"""Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many there are
-in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a stack, a run
-would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
+"""Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
+there are in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a
+stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
 
 
 class _QuickTanh(torch.autograd.Function):
@@ -28,14 +29,14 @@ class _QuickTanh(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, x: Tensor) -> Tensor:
         y = x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
         ctx.mark_dirty(x)
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx, gradient: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         # In place: in a stack nothing else holds the gradient of a layer's output.
         return torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
@@ -49,8 +50,8 @@ def tanh_(x: Tensor) -> Tensor:
 def keep_freed_memory() -> None:
     """Ask the C library not to hand freed memory back to the system between operations.
 
-    A gradient step allocates and frees the same megabytes over and over; getting them back zeroed, page by page, each time
-    takes a third of the update. Does nothing where the C library is not glibc.
+    A gradient step allocates and frees the same megabytes over and over; getting them back zeroed, page by page, each
+    time takes a third of the update. Does nothing where the C library is not glibc.
     """
     trim_threshold, mmap_threshold, keep = -1, -3, 1 << 30
     try:
@@ -64,11 +65,13 @@ def keep_freed_memory() -> None:
 class Stack:
     """N tanh networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
 
-    def __init__(self, sizes: Sequence[int], networks: int, streams: Sequence[np.random.Generator], device: torch.device):
+    def __init__(
+        self, sizes: Sequence[int], networks: int, streams: Sequence[np.random.Generator], device: torch.device
+    ):
         self.sizes, self.networks, self.runs = tuple(sizes), networks, len(streams)
         self.parameters: dict[str, Tensor] = {}
         last = len(sizes) - 2
-        for layer, (width_in, width_out) in enumerate(zip(sizes[:-1], sizes[1:])):
+        for layer, (width_in, width_out) in enumerate(pairwise(sizes)):
             bound = 1.0 / math.sqrt(width_in)
             draws = [
                 (
@@ -100,8 +103,8 @@ class Stack:
         return hidden.view(runs, self.networks, rows, -1)[..., : self.sizes[-1]]
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
-        """One run's parameters as NumPy arrays, without the padding."""
-        arrays = {name: tensor[run].detach().cpu().numpy() for name, tensor in self.parameters.items()}
+        """A copy of one run's parameters as NumPy arrays, without the padding."""
+        arrays = {name: tensor[run].detach().cpu().numpy().copy() for name, tensor in self.parameters.items()}
         for name in ("weight", "bias"):
             last = f"{name}{len(self.sizes) - 2}"
             arrays[last] = arrays[last][..., : self.sizes[-1]]

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from bcppo.config import RunConfig, to_json
-from bcppo.records import read_tensors, write_tensors
+from bcppo.records import FolderError, read_tensors, write_tensors
 
 
 class NumpyPolicy:
     """A diagonal Gaussian policy on tanh hidden layers, in float32.
 
-    `weights` holds weight0, bias0, … in the layout [in, out], and log_std. The deterministic action is the mean clipped to
-    the action space.
+    `weights` holds weight0, bias0, … in the layout [in, out], and log_std. The deterministic action is the mean clipped
+    to the action space.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], low: np.ndarray, high: np.ndarray) -> None:
@@ -53,5 +53,7 @@ def save_policy(path: Path, policy: NumpyPolicy, method: str, config: RunConfig)
 def load_policy(path: str | Path) -> NumpyPolicy:
     """A policy from its file; imports no torch."""
     tensors, _ = read_tensors(Path(path))
-    bounds = {name: tensors.pop(name) for name in ("low", "high")}
-    return NumpyPolicy(tensors, **bounds)
+    if not {"weight0", "bias0", "log_std", "low", "high"} <= set(tensors):
+        raise FolderError(f"{path} holds no policy.")
+    low, high = tensors.pop("low"), tensors.pop("high")
+    return NumpyPolicy(tensors, low, high)

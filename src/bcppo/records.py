@@ -6,6 +6,7 @@
     episodes.parquet     one row a training episode
     evaluations.parquet  one row an evaluation episode
     timings.parquet      seconds by phase: apart, so that equal runs are equal bytes elsewhere
+    *.sum                checksum of the Parquet file of that name
     checkpoint.safetensors (and checkpoint.previous.safetensors)
     policy.safetensors   the policy alone, deployable
     status.json          running, finished, diverged or failed, and why
@@ -16,6 +17,7 @@ Every file is written beside its place and moved there when it is whole. Nothing
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -31,7 +33,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bcppo.config import RunConfig, from_json, protocol_id, to_json
-from bcppo.errors import BcppoError, unknown_name
+from bcppo.errors import BcppoError, ConfigError, unknown_name
 
 FORMAT = 1
 """Version of the folder's layout; a folder of another version is refused, not guessed at."""
@@ -44,7 +46,7 @@ class FolderError(BcppoError):
     """A run folder that is not what was asked for."""
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing ---
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -69,19 +71,25 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_rows(path: Path, columns: Mapping[str, list]) -> None:
-    """Columns of equal length → a Parquet file."""
+    """Columns of equal length → a Parquet file, and its checksum beside it."""
     import polars
 
-    frame = polars.DataFrame(columns, strict=False)
-    write_atomically(path, lambda part: _write_parquet(frame, part))
+    buffer = io.BytesIO()
+    polars.DataFrame(columns, strict=False).write_parquet(buffer, compression="zstd", statistics=False)
+    payload = buffer.getvalue()
+    # Both checksums while the file is replaced: killed in between, whichever is there is known.
+    fresh = [_digest(payload)]
+    _write_text(path.with_suffix(".sum"), fresh + _known_digests(path))
+    write_atomically(path, lambda part: _write_bytes(part, payload))
+    _write_text(path.with_suffix(".sum"), fresh)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
     """A safetensors file with text notes and a checksum over both."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in sorted(tensors.items())}
-    notes = dict(notes)
-    notes["checksum"] = _checksum(arrays, notes)
-    payload = save(arrays, metadata=notes)
+    arrays = {name: np.asarray(array, order="C") for name, array in sorted(tensors.items())}
+    text = json.dumps({**notes, "checksum": _checksum(arrays, notes)}, sort_keys=True)
+    # Under one key, since safetensors writes several in an order of its own that differs from time to time.
+    payload = save(arrays, metadata={"notes": text})
     write_atomically(path, lambda part: _write_bytes(part, payload))
 
 
@@ -90,16 +98,25 @@ def _write_bytes(path: Path, payload: bytes) -> None:
         file.write(payload)
 
 
-def _write_parquet(frame, path: Path) -> None:
+def _write_text(path: Path, lines: list[str]) -> None:
+    write_atomically(path, lambda part: _write_bytes(part, "".join(f"{line}\n" for line in lines).encode()))
+
+
+def _digest(payload: bytes) -> str:
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+
+def _known_digests(path: Path) -> list[str]:
+    """What the checksum file beside a Parquet file says it may hold; nothing where there is none."""
     try:
-        frame.write_parquet(path, compression="zstd", statistics=False)
+        return path.with_suffix(".sum").read_text().split()
     except OSError:
-        raise
-    except Exception as error:  # polars reports a full disk under a type of its own
-        raise OSError(str(error)) from error
+        return []
+    except ValueError as error:
+        raise FolderError(f"{path.with_suffix('.sum')} is damaged.") from error
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def read_json(path: Path) -> Any:
@@ -112,28 +129,43 @@ def read_json(path: Path) -> Any:
 
 
 def read_rows(path: Path) -> dict[str, list]:
+    """The columns of a Parquet file whose checksum holds (where there is one: a file may have been copied alone)."""
     import polars
 
     try:
-        return polars.read_parquet(path, glob=False).to_dict(as_series=False)
+        payload, known = path.read_bytes(), _known_digests(path)
+        # Checked first: on some damaged files polars ends the whole process.
+        if known and _digest(payload) not in known:
+            raise FolderError(f"{path} is damaged and was not loaded: its checksum does not match its contents.")
+        return polars.read_parquet(io.BytesIO(payload)).to_dict(as_series=False)
+    except FolderError:
+        raise
     except Exception as error:
-        raise FolderError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise FolderError(f"{path} cannot be read: {reason}.") from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(tensors, notes) of a file whose checksum holds."""
     try:
         with safe_open(path, framework="numpy") as file:
-            notes = dict(file.metadata() or {})
+            notes = json.loads((file.metadata() or {}).get("notes", "{}"))
             arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except FileNotFoundError:
         raise FolderError(f"{path} does not exist.") from None
     except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise FolderError(f"{path} is damaged and was not loaded: {error}") from error
-    expected = notes.pop("checksum", None)
-    if expected != _checksum(arrays, notes):
+        raise FolderError(f"{path} is damaged and was not loaded: {error}.") from error
+    if not isinstance(notes, dict) or notes.pop("checksum", None) != _checksum(arrays, notes):
         raise FolderError(f"{path} is damaged and was not loaded: its checksum does not match its contents.")
     return arrays, notes
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_tensors(path)
+    except FolderError:
+        return False
+    return True
 
 
 def _checksum(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> str:
@@ -141,11 +173,11 @@ def _checksum(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> str
     for name in sorted(arrays):
         array = arrays[name]
         total.update(f"{name}{array.dtype}{array.shape}".encode())
-        total.update(memoryview(array).cast("B") if array.size else b"")
+        total.update(array.tobytes())
     return total.hexdigest()
 
 
-# --- the folder --------------------------------------------------------------------------------------------------------
+# --- the folder ---
 
 
 class RunFolder:
@@ -163,13 +195,14 @@ class RunFolder:
 
     def create(self, method: str, config: RunConfig, device: str, notes: Mapping[str, Any] | None = None) -> None:
         """Begin a run in a folder that holds no other."""
-        if self.path.exists() and any(self.path.iterdir()):
-            what = "another run" if self.exists else "other files"
+        if self.exists:
             raise FolderError(
-                f"{self.path} already holds {what}; choose another folder, or go on with `bcppo resume {self.path}`."
+                f"{self.path} already holds another run; choose another folder, or go on by `bcppo resume {self.path}`."
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()):
+                raise FolderError(f"{self.path} already holds other files; choose another folder.")
         except OSError as error:
             raise FolderError(f"The folder {self.path} cannot be made: {error.strerror}.") from error
         write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
@@ -181,17 +214,26 @@ class RunFolder:
             raise FolderError(f"{self.path} holds no run: there is no config.json in it.")
         stored = read_json(self / "config.json")
         if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-            raise FolderError(f"{self.path} was written by another version of this library and cannot be used by this one.")
-        method = stored.get("method")
+            raise FolderError(f"{self.path} was written by another version of this library, or changed since.")
+        method = str(stored.get("method"))
         if method not in config_kinds:
             raise unknown_name("method", method, config_kinds)
-        return method, from_json(config_kinds[method], stored["config"])
+        try:
+            return method, from_json(config_kinds[method], stored.get("config", {}))
+        except ConfigError as error:
+            raise FolderError(f"{self / 'config.json'} cannot be used: {error}") from error
 
     def set_status(self, state: str, message: str = "") -> None:
         write_json(self / "status.json", {"state": state, "message": message})
 
     def status(self) -> dict[str, str]:
-        return read_json(self / "status.json") if (self / "status.json").exists() else {"state": RUNNING, "message": ""}
+        """{"state": …, "message": …}; running where nothing was written yet."""
+        if not (self / "status.json").exists():
+            return {"state": RUNNING, "message": ""}
+        status = read_json(self / "status.json")
+        if not (isinstance(status, dict) and {"state", "message"} <= set(status)):
+            raise FolderError(f"{self / 'status.json'} does not say what state the run is in.")
+        return status
 
     def write_rows(self, name: str, columns: Mapping[str, list]) -> None:
         write_rows(self / f"{name}.parquet", columns)
@@ -202,18 +244,14 @@ class RunFolder:
 
     def save_checkpoint(self, tensors: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
         """Write a checkpoint, keeping the one before it."""
-        path = self / "checkpoint.safetensors"
-        fresh = self / "checkpoint.next.safetensors"
-        write_tensors(fresh, tensors, notes)
-        if path.exists():
-            path.replace(self / "checkpoint.previous.safetensors")
-        fresh.replace(path)
+        write_tensors(self._checkpoint("next"), tensors, notes)
+        self._advance_checkpoints()
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, np.ndarray], dict[str, str]] | None:
         """The newest checkpoint that is whole; says so where a newer one is damaged. None before the first."""
         trouble = []
-        for name in ("checkpoint.next", "checkpoint", "checkpoint.previous"):
-            path = self / f"{name}.safetensors"
+        for kind in ("next", "", "previous"):
+            path = self._checkpoint(kind)
             if not path.exists():
                 continue
             try:
@@ -222,14 +260,40 @@ class RunFolder:
                 trouble.append(str(error))
                 continue
             for sentence in trouble:
-                warn(f"{sentence}; going on from {path.name}.")
+                warn(f"{sentence} Going on from {path.name}.")
             return loaded
         if trouble:
-            raise FolderError(f"No checkpoint of this run is whole. {trouble[0]}")
+            raise FolderError(f"No checkpoint of this run is whole, so it cannot go on: {trouble[0]}")
         return None
 
+    def tidy(self) -> None:
+        """Before a run goes on: the checkpoint it goes on from in its place, damaged ones and half-written files not.
 
-# --- provenance --------------------------------------------------------------------------------------------------------
+        So the next checkpoint does not push out a good one in favour of a damaged one, and in the end the folder of a
+        run that was killed holds the same as any other.
+        """
+        for part in self.path.glob(".*.part"):
+            part.unlink(missing_ok=True)
+        for kind in ("next", "", "previous"):
+            path = self._checkpoint(kind)
+            if path.exists() and not _is_whole(path):
+                path.replace(self._checkpoint("damaged"))
+        if self._checkpoint("next").exists():
+            self._advance_checkpoints()
+        elif not self._checkpoint().exists() and self._checkpoint("previous").exists():
+            self._checkpoint("previous").replace(self._checkpoint())
+
+    def _checkpoint(self, kind: str = "") -> Path:
+        return self / (f"checkpoint.{kind}.safetensors" if kind else "checkpoint.safetensors")
+
+    def _advance_checkpoints(self) -> None:
+        """next → checkpoint → previous; killed in between, `load_checkpoint` still finds the newest."""
+        if self._checkpoint().exists():
+            self._checkpoint().replace(self._checkpoint("previous"))
+        self._checkpoint("next").replace(self._checkpoint())
+
+
+# --- provenance ---
 
 
 def provenance(method: str, config: RunConfig, device: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Collecting experience, without torch.
 
-A collector steps one environment with a NumPy copy of the policy. Episodes run on across rollouts. Each episode is begun
-with a seed of its own, so an unfinished episode can be rebuilt exactly in another process from its seed and its actions.
+A collector steps one environment with a NumPy copy of the policy. Episodes run on across rollouts. Each episode is
+begun with a seed of its own, so an unfinished one can be rebuilt exactly in another process from its seed and its
+actions.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from bcppo.policy import NumpyPolicy
 MakeEnv = Callable[[], gymnasium.Env]
 
 EPISODE_FIELDS = ("episode_return", "cost_rate", "native_cost", "boundary_hits", "length")
-"""Of a finished episode: undiscounted return; mean cost per step; the simulator's own cost, summed; steps taken beyond the
-boundary; steps."""
+"""Of a finished episode: undiscounted return; mean cost per step; the simulator's own cost, summed; steps taken beyond
+the boundary; steps."""
 
 
 @dataclass
@@ -48,8 +49,8 @@ class Collector:
     def __init__(self, make_env: MakeEnv, seeds: np.random.Generator, noise: np.random.Generator) -> None:
         self.env = make_env()
         self._seeds, self._noise = seeds, noise
-        # A fresh environment may differ from a used one (the navigation tasks solve their first world once less); since a
-        # resumed run has a fresh one, every run begins with a used one.
+        # A fresh environment may differ from a used one (the navigation tasks solve their first world once less); since
+        # a resumed run has a fresh one, every run begins with a used one.
         self.env.reset(seed=0)
         self._actions: list[np.ndarray] = []
         self._begin(int(self._seeds.integers(2**31)))
@@ -75,16 +76,19 @@ class Collector:
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
         except ConfigError:
-            if not np.isfinite(action).all():
-                raise Diverged("The policy's action is not finite: training has diverged.") from None
-            raise
+            if np.isfinite(action).all():
+                raise
+            if np.isfinite(self._observation).all():
+                raise Diverged("Training diverged: the policy's action is not finite.") from None
+            raise Diverged("Training diverged: the environment's observation is not finite.") from None
         self._actions.append(action)
         self._observation = observation
         sums = self._sums
-        sums["episode_return"] += reward
-        sums["cost_rate"] += info["cost"]
-        sums["native_cost"] += info["native_cost"]
-        sums["boundary_hits"] += info["boundary_hit"]
+        # Environments may return float32 numbers, in which a sum over an episode loses digits.
+        sums["episode_return"] += float(reward)
+        sums["cost_rate"] += float(info["cost"])
+        sums["native_cost"] += float(info["native_cost"])
+        sums["boundary_hits"] += float(info["boundary_hit"])
         sums["length"] += 1
         return reward, terminated, truncated, info
 
@@ -123,7 +127,7 @@ class Collector:
             reward, terminated, truncated, info = self._step(action)
             out.next_observation[row] = self._observation
             out.reward[row], out.cost[row] = reward, info["cost"]
-            out.native_cost += info["native_cost"]
+            out.native_cost += float(info["native_cost"])
             if terminated or truncated:
                 out.terminated[row], out.truncated[row] = terminated, truncated and not terminated
                 out.episodes.append(self._summary(row))

@@ -1,7 +1,7 @@
 """One run, or a stack of runs, from config to run folder: collect → update → record → evaluate → checkpoint.
 
-A run can be killed at any moment and resumed: it goes on from its last checkpoint and ends with the same bytes as if nothing
-had happened. What depends on the clock is kept apart, in timings.parquet and the TensorBoard curves.
+A run can be killed at any moment and resumed: it goes on from its last checkpoint and ends with the same bytes as if
+nothing had happened. What depends on the clock is kept apart, in timings.parquet and the TensorBoard curves.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from bcppo.policy import NumpyPolicy, save_policy
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
 from bcppo.rollout import Collector, MakeEnv, Rollout
 from bcppo.streams import Streams
+from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
-from bcppo.worker import RemoteCollector, environment_factory
+from bcppo.worker import OWN_TASK, RemoteCollector, environment_factory, own_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
@@ -40,16 +41,23 @@ class Run:
 
     def __init__(self, method: str, config: RunConfig, folder: RunFolder, make_env: MakeEnv | None) -> None:
         self.method, self.config, self.folder = method, config, folder
-        self.streams = Streams(config.seed, config.num_envs)
-        self.make_env = make_env or environment_factory(config.task, config.cost_limit_rate)
-        self.evaluation_env = self.make_env()
-        pairs = list(zip(self.streams.environment, self.streams.noise))
-        if config.num_envs == 1:
-            self.collectors: list[Any] = [Collector(self.make_env, *pairs[0])]
-        elif make_env is None:
-            self.collectors = [RemoteCollector(config.task, config.cost_limit_rate, *pair) for pair in pairs]
-        else:
+        if make_env is not None and config.num_envs > 1:
             raise ConfigError("Several environments run in processes of their own: name the task as 'module:function'.")
+        self.streams = Streams(config.seed, config.num_envs)
+        limit = config.cost_limit_rate
+        self.make_env = own_environment(make_env, limit) if make_env else environment_factory(config.task, limit)
+        self.evaluation_env = self.make_env()
+        self.collectors: list[Any] = []
+        try:
+            _ = config.limit_rate  # refuses a run without a limit
+            for pair in zip(self.streams.environment, self.streams.noise):
+                alone = config.num_envs == 1
+                self.collectors.append(
+                    Collector(self.make_env, *pair) if alone else RemoteCollector(config.task, limit, *pair)
+                )
+        except BaseException:
+            self.close()
+            raise
         self.step = self.updates = 0
         self.cumulative_cost = 0.0
         self.positive_multipliers = 0.0
@@ -70,6 +78,11 @@ class Run:
     def finished(self) -> bool:
         return self.step >= self.config.steps
 
+    @property
+    def evaluated(self) -> bool:
+        """Whether the evaluation at the end is done: a run may be killed after it."""
+        return any(self.rows["evaluations"].get("final", []))
+
     def append(self, name: str, row: dict[str, Any]) -> None:
         columns = self.rows[name]
         for key, value in row.items():
@@ -82,7 +95,8 @@ class Run:
         ended = [(e["end"], i, e) for i, rollout in enumerate(rollouts) for e in rollout.episodes]
         for end, environment, episode in sorted(ended, key=lambda item: item[:2]):
             row = {key: value for key, value in episode.items() if key != "end"}
-            self.append("episodes", {"step": self.step + (int(end) + 1) * len(rollouts), "environment": environment, **row})
+            step = self.step + (int(end) + 1) * len(rollouts)
+            self.append("episodes", {"step": step, "environment": environment, **row})
             self.recent.append(episode)
         self.step += steps
         self.updates += 1
@@ -132,6 +146,7 @@ class Run:
             "positive_multipliers": self.positive_multipliers,
             "recent": list(self.recent),
             "episode_seeds": [collector.state()[0] for collector in self.collectors],
+            "rows": self._row_counts(),
         }
         return {
             "format": str(FORMAT),
@@ -158,6 +173,15 @@ class Run:
             # Rows are written before the checkpoint that covers them, so there may be more than it knows of.
             kept = [i for i, step in enumerate(stored.get("step", [])) if step <= self.step]
             columns.update({key: [values[i] for i in kept] for key, values in stored.items()})
+        for name, count in state["rows"].items():
+            if self._row_counts()[name] != count:
+                found = self._row_counts()[name]
+                path = self.folder / f"{name}.parquet"
+                raise FolderError(f"{path} does not fit the checkpoint: it has {found} of the {count} rows so far.")
+
+    def _row_counts(self) -> dict[str, int]:
+        """Rows of each kind, timings apart."""
+        return {name: len(self.rows[name].get("step", [])) for name in ("progress", "episodes", "evaluations")}
 
     def close(self) -> None:
         for collector in self.collectors:
@@ -170,8 +194,10 @@ class Trainer:
 
     def __init__(self, runs: Sequence[Run], watch: Watch) -> None:
         first = runs[0]
-        if len({run.widths for run in runs}) > 1:
-            raise ConfigError("Runs of one stack must have observations and actions of one size.")
+        if len({(run.widths, *(bound.tobytes() for bound in run.bounds)) for run in runs}) > 1:
+            raise ConfigError("Runs of one stack must have observations and actions of one size and one set of bounds.")
+        if len({(run.method, run.config.steps, run.config.device) for run in runs}) > 1:
+            raise ConfigError("Runs of one stack must agree on method, steps and device; separate these.")
         self.runs, self.watch = runs, watch
         self.device = resolve_device(first.config.device)
         torch.set_num_threads(1)
@@ -192,17 +218,18 @@ class Trainer:
             batch = stack_rollouts(rollouts, *self.runs[0].bounds, self.device)
             metrics = {name: values.double().cpu().numpy() for name, values in self.learner.update(batch).items()}
             updated = perf_counter()
-            crossed = self._record(rollouts, metrics)
-            if crossed["evaluate"]:
-                self._evaluate(final=False)
+            self._record(rollouts, metrics)
+            for index in self._due("eval_every"):
+                self.runs[index].evaluate(self.policy(index), final=False)
             evaluated = perf_counter()
-            if crossed["checkpoint"]:
-                self.checkpoint()
+            for index in self._due("checkpoint_every"):
+                self.checkpoint(index)
             seconds = {"collect": collected - before, "update": updated - collected, "evaluate": evaluated - updated}
             self._time(rollouts, seconds | {"checkpoint": perf_counter() - evaluated})
-        self._evaluate(final=True)
-        self.checkpoint()
         for index, run in enumerate(self.runs):
+            if not run.evaluated:
+                run.evaluate(self.policy(index), final=True)
+                self.checkpoint(index)
             save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
             run.folder.set_status(FINISHED)
 
@@ -213,20 +240,26 @@ class Trainer:
                 collector.start(policy, steps)
         return [[collector.finish() for collector in run.collectors] for run in self.runs]
 
-    def _record(self, rollouts: list[list[Rollout]], metrics: dict[str, np.ndarray]) -> dict[str, bool]:
-        crossed = {"evaluate": False, "checkpoint": False}
+    def _record(self, rollouts: list[list[Rollout]], metrics: dict[str, np.ndarray]) -> None:
         for index, run in enumerate(self.runs):
-            before = run.step
             own = {name: float(values[index]) for name, values in metrics.items()}
             run.record(rollouts[index], own)
             bad = [name for name, value in own.items() if not np.isfinite(value)]
             if bad or not self._weights_are_finite(index):
                 what = f"{bad[0]} is not finite" if bad else "a weight is not finite"
-                raise Diverged(f"Training diverged at step {run.step}: {what}. The folder keeps everything up to there.")
-            for name, every in (("evaluate", run.config.eval_every), ("checkpoint", run.config.checkpoint_every)):
-                crossed[name] |= bool(every) and run.step // every > before // every and not run.finished
+                raise Diverged(f"Training diverged at step {run.step}: {what}; the folder keeps all that came before.")
             self.watch.update(run)
-        return crossed
+
+    def _due(self, field: str) -> list[int]:
+        """The runs whose last rollout crossed a multiple of a number of steps; the end of a run is a matter apart."""
+        config: Any = self.runs[0].config
+        return [
+            index
+            for index, run in enumerate(self.runs)
+            if (every := getattr(run.config, field))
+            and run.step // every > (run.step - config.rollout) // every
+            and not run.finished
+        ]
 
     def _weights_are_finite(self, index: int) -> bool:
         return all(
@@ -235,10 +268,6 @@ class Trainer:
             for parameter in optimizer.parameters.values()
         )
 
-    def _evaluate(self, *, final: bool) -> None:
-        for index, run in enumerate(self.runs):
-            run.evaluate(self.policy(index), final=final)
-
     def _time(self, rollouts: list[list[Rollout]], seconds: dict[str, float]) -> None:
         for run, own in zip(self.runs, rollouts):
             inside = {name: sum(rollout.seconds[name] for rollout in own) for name in ("act", "simulate")}
@@ -246,11 +275,11 @@ class Trainer:
 
     # --- state ---
 
-    def checkpoint(self) -> None:
-        """Rows first, then the checkpoint that covers them."""
-        for index, run in enumerate(self.runs):
-            run.write_rows()
-            run.folder.save_checkpoint(self._state(index), run.notes())
+    def checkpoint(self, index: int) -> None:
+        """A run's rows first, then the checkpoint that covers them."""
+        run = self.runs[index]
+        run.write_rows()
+        run.folder.save_checkpoint(self._state(index), run.notes())
 
     def _state(self, index: int) -> dict[str, np.ndarray]:
         tensors: dict[str, np.ndarray] = {}
@@ -266,12 +295,14 @@ class Trainer:
         """Load each run's checkpoint; False where there is none yet."""
         for index, run in enumerate(self.runs):
             loaded = run.folder.load_checkpoint(self.watch.warn)
-            if loaded is None:
-                return False
-            tensors, notes = loaded
-            run.restore(tensors, notes)
-            self._load(index, tensors)
-        return True
+            if loaded is not None:
+                run.restore(*loaded)
+                self._load(index, loaded[0])
+        if len({run.step for run in self.runs}) > 1:
+            raise FolderError("Runs of one stack can only go on together from checkpoints of one step.")
+        for run in self.runs:
+            run.folder.tidy()
+        return self.runs[0].step > 0
 
     @torch.no_grad()
     def _load(self, index: int, tensors: dict[str, np.ndarray]) -> None:
@@ -283,7 +314,8 @@ class Trainer:
             for key, tensor in self.learner.controller._asdict().items():
                 tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
         except (KeyError, RuntimeError) as error:
-            raise FolderError(f"The checkpoint in {self.runs[index].folder.path} does not fit its config: {error}") from error
+            folder = self.runs[index].folder.path
+            raise FolderError(f"The checkpoint in {folder} does not fit its config: {error}.") from error
 
 
 def train(
@@ -298,18 +330,26 @@ def train(
     """Train one run into a new folder `out` and return it.
 
     Give a config, or a task and settings over the paper's preset. `make_env` makes an environment of your own (it must
-    report info['cost'], see `make_task`); then give a `cost_limit_rate`, the allowed mean cost per step.
+    report info['cost'], or be given a cost by `make_task`); then give a `cost_limit_rate`, the mean cost allowed.
 
     >>> import bcppo, tempfile
     >>> folder = bcppo.train(task="hopper", steps=1024, eval_episodes=2, out=tempfile.mkdtemp() + "/run")
     >>> folder.status()["state"]
     'finished'
     """
-    config = config or make_config(method, **settings)
+    if config is None:
+        config = make_config(method, **({"task": OWN_TASK} if make_env else {}) | settings)
+    elif settings:
+        raise ConfigError(f"Give a config or settings, not both: {', '.join(settings)} would be ignored.")
+    if make_env and config.task in TASKS:
+        raise ConfigError(f"make_env makes an environment of your own, but '{config.task}' is a task of the paper's.")
     folder = RunFolder(out)
     run = Run(method, config, folder, make_env)
-    _ = config.limit_rate  # refuse a run without a limit before its folder is made
-    folder.create(method, config, str(resolve_device(config.device)))
+    try:
+        folder.create(method, config, str(resolve_device(config.device)))
+    except BaseException:
+        run.close()
+        raise
     return _drive([run], watch or silent(), fresh=True)
 
 
@@ -346,24 +386,31 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
-    folder = runs[0].folder
-    trainer = Trainer(runs, watch)
-    if not fresh:
-        trainer.restore()
-    folder.set_status(RUNNING)
     try:
-        with watch.watching(runs):
-            trainer.train()
-    except Diverged as error:
-        _leave(runs, DIVERGED, str(error))
-        raise
-    except (BcppoError, OSError) as error:
-        _leave(runs, FAILED, str(error))
-        raise
+        trainer = Trainer(runs, watch)
+        if not fresh:
+            trainer.restore()
+        for run in runs:
+            run.folder.set_status(RUNNING)
+        _train(trainer, watch)
     finally:
         for run in runs:
             run.close()
-    return folder
+    return runs[0].folder
+
+
+def _train(trainer: Trainer, watch: Watch) -> None:
+    """Train, and where that fails leave the folders usable and say why."""
+    try:
+        with watch.watching(trainer.runs):
+            trainer.train()
+    except Diverged as error:
+        _leave(trainer.runs, DIVERGED, str(error))
+        raise
+    except Exception as error:
+        known = isinstance(error, BcppoError)
+        _leave(trainer.runs, FAILED, str(error) if known else f"{type(error).__name__}: {error}")
+        raise
 
 
 def _leave(runs: Sequence[Run], state: str, message: str) -> None:

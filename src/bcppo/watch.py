@@ -115,8 +115,9 @@ def _progress_bar():
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=None), TaskProgressColumn(), TextColumn("{task.fields[facts]}"),
-        TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4,
+        TextColumn("{task.description}"), BarColumn(bar_width=None), TaskProgressColumn(),
+        TextColumn("{task.fields[facts]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+        console=Console(stderr=True), refresh_per_second=4,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
-"""Algorithm 1 of the paper once more, as plainly as it can be written: ordinary torch.nn layers and optimizers, one network
-at a time, loops over steps and members, no stacks. Nothing of `bcppo` is used but the initial weights and the random streams.
+"""Algorithm 1 of the paper once more, as plainly as it can be written: ordinary torch.nn layers and optimizers, one
+network at a time, loops over steps and members, no stacks. Nothing of `bcppo` is used but the initial weights and the
+random streams.
 
 It is slow and for tests only: what it and `bcppo.algorithms.bcppo` agree on is not an accident of either.
 """
@@ -12,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
@@ -94,7 +95,7 @@ class PlainBCPPO:
 
     # --- lines 6 and 7: the penalty, by the unsimplified formula ---
 
-    def penalty(self, predictions: torch.Tensor) -> torch.Tensor:
+    def penalty(self, predictions: Tensor) -> Tensor:
         """R_B of each row, from the members' predictions [M, B]."""
         c = self.config
         values = predictions.detach().double()
@@ -108,10 +109,10 @@ class PlainBCPPO:
         density = torch.tensor([STANDARD_NORMAL.pdf(x) for x in d], dtype=torch.float64)
         return (mu - strike) * below + sigma * density
 
-    def hybrid(self, reward_advantage: torch.Tensor, cost_advantage: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    def hybrid(self, reward_advantage: Tensor, cost_advantage: Tensor, penalty: Tensor) -> Tensor:
         c = self.config
 
-        def norm(x: torch.Tensor) -> torch.Tensor:
+        def norm(x: Tensor) -> Tensor:
             return (x - x.mean()) / (x.std(correction=0) + 1e-8) if c.branch_normalization else x
 
         if c.bonus:
@@ -120,10 +121,10 @@ class PlainBCPPO:
 
     # --- lines 8 to 11: gradient steps ---
 
-    def log_prob(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, observation: Tensor, action: Tensor) -> Tensor:
         return torch.distributions.Normal(self.mean(observation), self.log_std.exp()).log_prob(action).sum(-1)
 
-    def descend(self, loss: torch.Tensor, group: list[nn.Parameter]) -> None:
+    def descend(self, loss: Tensor, group: list[nn.Parameter]) -> None:
         adam = self.adams[id(group)]
         adam.zero_grad()
         loss.backward()

@@ -30,12 +30,12 @@ WIDTHS = (7, 3)
 
 LOW_COST, HIGH_COST = 0.1, 2.0
 LIMIT = 1.0
-SPREAD = 100.0
+SPREAD = 500.0
 """Fresh critics agree to about 0.1, and β_eff is 0.002: blown up like this, the penalty weighs as much as a cost."""
 
 
 def config(**changes) -> BCPPOConfig:
-    values = {"task": "goal1", "cost_limit_rate": LIMIT, "rollout": 128, "minibatch": 32, "epochs": 2, "hidden": (24, 16)}
+    values = {"cost_limit_rate": LIMIT, "rollout": 64, "minibatch": 32, "epochs": 2, "hidden": (24, 16)}
     return BCPPOConfig(**(values | changes))
 
 
@@ -47,14 +47,13 @@ def learner(settings: BCPPOConfig, seed: int = 0, critic_spread: float = 1.0) ->
     return fresh
 
 
-def batch(seed: int = 0, cost: float = HIGH_COST, steps: int = 128, ends: float = 0.06) -> Batch:
+def batch(seed: int = 0, cost: float = HIGH_COST, steps: int = 64, ends: float = 0.1) -> Batch:
     """A rollout of mean cost about `cost`, with terminated and truncated steps at rate `ends` each."""
     random = np.random.default_rng([seed, 77])
     observation, following = random.standard_normal((2, 1, steps, WIDTHS[0]), dtype=np.float32)
     action = 1.5 * random.standard_normal((1, steps, WIDTHS[1]), dtype=np.float32)
     terminated, truncated = random.random((2, 1, steps)) < ends
-    assert terminated.any()
-    assert (truncated & ~terminated).any()
+    truncated[0, 5], terminated[0, 5], terminated[0, 9] = True, False, True  # never none of them
     return Batch(
         observation=torch.from_numpy(observation),
         next_observation=torch.from_numpy(following),
@@ -114,8 +113,8 @@ VARIANTS = {
 def test_agrees_with_algorithm_1_written_out_plainly(variant: str) -> None:
     """Four whole cycles (cost below, above, above, below the limit) end in the same weights as the plain reference's.
 
-    What was learned agrees to 2e-5 of its size (4e-6 is seen), so a missing, doubled or misplaced term shows; the weights
-    themselves to 1e-6.
+    What was learned agrees to 2e-5 of its size (4e-6 is seen) beyond the last bit of each weight, so a missing,
+    doubled or misplaced term shows.
     """
     settings = config(**VARIANTS[variant])
     ours = learner(settings, critic_spread=SPREAD)
@@ -129,12 +128,12 @@ def test_agrees_with_algorithm_1_written_out_plainly(variant: str) -> None:
     expected = plain.weights()
     for name, weights in learner_weights(ours).items():
         learned = np.linalg.norm(expected[name] - start[name])
-        assert np.linalg.norm(weights - expected[name]) < 2e-5 * learned, name
-        assert np.abs(weights - expected[name]).max() < 1e-6, name
+        gap = np.maximum(np.abs(weights - expected[name]) - np.spacing(np.abs(weights)), 0.0)
+        assert np.linalg.norm(gap) < 2e-5 * learned, name
 
 
 def test_the_reference_tells_the_variants_apart() -> None:
-    """Otherwise the agreement above would show nothing about the switches. (Every variant is seen to learn otherwise.)"""
+    """Otherwise the agreement above would show nothing about the switches."""
     policies = {}
     for variant, changes in VARIANTS.items():
         settings = config(**changes)
@@ -152,7 +151,7 @@ def test_the_reference_tells_the_variants_apart() -> None:
 
 
 def test_actor_loss_has_exactly_zero_gradient_in_every_critic_and_value_parameter() -> None:
-    ours = learner(config(beta=30.0), critic_spread=5.0)
+    ours = learner(config(beta=30.0), critic_spread=SPREAD)
     frozen = [*ours.values.parameters.values(), *ours.signal.critics.parameters.values()]
     descend, checked = ours.policy_optimizer.descend, []
 
@@ -165,7 +164,7 @@ def test_actor_loss_has_exactly_zero_gradient_in_every_critic_and_value_paramete
 
     ours.policy_optimizer.descend = watched  # type: ignore[method-assign]
     metrics = ours.update(batch())
-    assert checked == [True] * 8
+    assert checked == [True] * 4
     assert metrics["multiplier"].item() > 0  # so that the penalty does enter the loss
 
 
@@ -186,7 +185,7 @@ def plain_ppo(settings: BCPPOConfig, batches: list[Batch], *, constrained: bool,
         with torch.no_grad():
             value, following = values(one.observation).squeeze(-1), values(one.next_observation).squeeze(-1)
             old = gaussian_log_prob(one.action, policy.mean(one.observation), policy.log_std)
-        factors = {"discount": np.float32(settings.discount), "trace_decay": np.float32(settings.trace_decay)}
+        factors = {"discount": settings.discount, "trace_decay": settings.trace_decay}
         reward, cost = (
             gae(signal, value[:, i], following[:, i], one.terminated, one.ended, **factors)
             for i, signal in enumerate((one.reward, one.cost))
@@ -231,9 +230,9 @@ def test_beta_zero_is_ppo_with_pid_bit_for_bit(critic_spread: float) -> None:
     assert not same(plain_ppo(config(), batches, constrained=False), expected)
 
 
-@pytest.mark.parametrize("floor", [1e-6, 0.25])
+@pytest.mark.parametrize("floor", [1e-6, 0.25, 1e-9])
 def test_one_member_leaves_disagreement_at_its_floor(floor: float) -> None:
-    ours = learner(config(members=1, disagreement_floor=floor), critic_spread=5.0)
+    ours = learner(config(members=1, disagreement_floor=floor), critic_spread=SPREAD)
     for seed in range(3):
         metrics = ours.update(batch(seed))
         assert metrics["sigma_c"].item() == np.float32(floor)
@@ -249,7 +248,7 @@ def masks_drawn(monkeypatch: pytest.MonkeyPatch, runs: int = 1, **changes) -> np
         return loss(predictions, target, masks)
 
     monkeypatch.setattr(module, "masked_td_loss", watched)
-    settings = config(rollout=1024, minibatch=64, epochs=4, hidden=(8,), **changes)
+    settings = config(rollout=1024, minibatch=64, epochs=3, hidden=(8,), **changes)
     stacked = BCPPO([settings] * runs, WIDTHS, [Streams(seed, 1) for seed in range(runs)], CPU)
     fields = {name: value for name, value in vars(batch(steps=1024)).items() if name != "environments"}
     several = {name: value.repeat(runs, *[1] * (value.dim() - 1)) for name, value in fields.items()}
@@ -261,7 +260,7 @@ def masks_drawn(monkeypatch: pytest.MonkeyPatch, runs: int = 1, **changes) -> np
 def test_masks_are_bernoulli_and_independent_per_member_sample_and_minibatch(keep, monkeypatch) -> None:
     masks = masks_drawn(monkeypatch, runs=2, keep_probability=keep)
     minibatch_count, runs, members, rows = masks.shape
-    assert (minibatch_count, runs, members, rows) == (64, 2, 5, 64)
+    assert (minibatch_count, runs, members, rows) == (48, 2, 5, 64)
 
     def within(draws: np.ndarray, expected: float) -> bool:
         """The mean of independent 0/1 draws lies within 4 standard errors of its expectation."""
@@ -283,9 +282,9 @@ def test_keep_probability_one_keeps_every_sample(monkeypatch) -> None:
     assert masks_drawn(monkeypatch, keep_probability=1.0).all()
 
 
-def equal_effective_beta(beta_eff: float, alpha: float, kappas: Iterator[float]) -> BCPPOConfig:
+def equal_effective_beta(beta_eff: float, alpha: float) -> BCPPOConfig:
     """A setting of this alpha whose float beta_eff is exactly the given one."""
-    for kappa in kappas:
+    for kappa in np.linspace(0.0, 1.0, 50).tolist():
         guess = beta_eff / excess_factor(reference_level(alpha, kappa))
         for beta in (guess, math.nextafter(guess, 0.0), math.nextafter(guess, math.inf)):
             if effective_beta(alpha, beta, kappa) == beta_eff:
@@ -296,13 +295,13 @@ def equal_effective_beta(beta_eff: float, alpha: float, kappas: Iterator[float])
 def test_settings_with_equal_effective_beta_give_bit_equal_updates() -> None:
     first = config()
     beta_eff = effective_beta(first.alpha, first.beta, first.kappa)
-    others = [equal_effective_beta(beta_eff, alpha, iter(np.linspace(0.0, 1.0, 50).tolist())) for alpha in (0.6, 0.9, 0.99)]
+    others = [equal_effective_beta(beta_eff, alpha) for alpha in (0.6, 0.9, 0.99)]
     batches = [batch(seed) for seed in range(3)]
-    expected = state(trained(first, batches, critic_spread=50.0))
+    expected = state(trained(first, batches, critic_spread=SPREAD))
     for other in others:
         assert (other.alpha, other.beta, other.kappa) != (first.alpha, first.beta, first.kappa)
-        assert same(state(trained(other, batches, critic_spread=50.0)), expected)
-    assert not same(state(trained(config(beta=0.16), batches, critic_spread=50.0)), expected)
+        assert same(state(trained(other, batches, critic_spread=SPREAD)), expected)
+    assert not same(state(trained(config(beta=0.16), batches, critic_spread=SPREAD)), expected)
 
 
 # --- ablation switches: each changes what it should and nothing else ---
@@ -311,10 +310,11 @@ UP_AND_DOWN = [batch(seed, cost) for seed, cost in enumerate((LOW_COST, LOW_COST
 
 
 @pytest.mark.parametrize(
-    "changes", [{"raw_disagreement": True}, {"bonus": True}, {"branch_normalization": False}, {"beta": 0.0}, {"kappa": 2.0}]
+    "changes",
+    [{"raw_disagreement": True}, {"bonus": True}, {"branch_normalization": False}, {"beta": 0.0}, {"kappa": 2.0}],
 )
 def test_an_ablation_of_the_advantage_changes_the_policy_alone(changes) -> None:
-    base, ablated = (trained(config(**c), UP_AND_DOWN, critic_spread=50.0) for c in ({}, changes))
+    base, ablated = (trained(config(**c), UP_AND_DOWN, critic_spread=SPREAD) for c in ({}, changes))
     assert not same(state(base, "policy"), state(ablated, "policy"))
     assert same(state(base, "values", "critics"), state(ablated, "values", "critics"))
     assert all(torch.equal(a, b) for a, b in zip(base.controller, ablated.controller))
@@ -322,17 +322,17 @@ def test_an_ablation_of_the_advantage_changes_the_policy_alone(changes) -> None:
 
 def test_raw_disagreement_drops_the_factor_h_and_nothing_else() -> None:
     """beta sigma_c of a raw run is the penalty of an ordinary run whose beta_eff is that beta."""
-    ordinary = equal_effective_beta(0.15, 0.95, iter(np.linspace(0.0, 1.0, 50).tolist()))
+    ordinary = equal_effective_beta(0.15, 0.95)
     raw = config(raw_disagreement=True, beta=0.15)
     batches = [batch(seed) for seed in range(3)]
-    assert same(*(state(trained(c, batches, critic_spread=5.0)) for c in (ordinary, raw)))
+    assert same(*(state(trained(c, batches, critic_spread=SPREAD)) for c in (ordinary, raw)))
 
 
 def test_bonus_acts_even_where_the_multiplier_is_zero() -> None:
     """It sits in the reward branch, so the controller does not gate it; the penalty, in the cost branch, is gated."""
     batches = [batch(seed, LOW_COST) for seed in range(2)]
     policies = {
-        (bonus, beta): state(trained(config(bonus=bonus, beta=beta), batches, critic_spread=50.0), "policy")
+        (bonus, beta): state(trained(config(bonus=bonus, beta=beta), batches, critic_spread=SPREAD), "policy")
         for bonus in (False, True)
         for beta in (0.0, 5.0)
     }
@@ -396,7 +396,7 @@ def test_termination_cuts_the_bootstrap_and_truncation_does_not() -> None:
 
 def test_value_targets_are_worked_out_from_the_next_observation() -> None:
     """With trace decay 0 the error of a value network is δ = r + γ(1 − terminated)·V(s′) − V(s), by hand."""
-    settings = config(trace_decay=0.0, minibatch=128, epochs=1)
+    settings = config(trace_decay=0.0, minibatch=64, epochs=1)
     ours, one = learner(settings), batch()
     values = ours.values.arrays(0)
 
@@ -416,36 +416,35 @@ def test_value_targets_are_worked_out_from_the_next_observation() -> None:
 
 def test_several_environments_do_not_leak_into_each_other() -> None:
     """Two environments' rollouts in one batch: the trace of the first does not run on into the second."""
-    settings = config(minibatch=128, epochs=1)
+    settings = config(minibatch=64, epochs=1)
 
     def cost_loss(environments: int, change: float) -> float:
-        one = batch(ends=0.06)
-        one.ended[0, 63] = one.terminated[0, 63] = False
-        one.reward[0, 64:] += change
+        one = batch()
+        one.ended[0, 31] = one.terminated[0, 31] = False
+        one.reward[0, 32:] += change
         one.environments = environments
         first_half: list[Tensor] = []
         ours = learner(settings)
         ours._descend_values = lambda o, r, c: first_half.append(r) or {}  # type: ignore[method-assign,func-returns-value]
         ours._draw_minibatches = lambda rows: iter([torch.arange(rows)[None]])  # type: ignore[method-assign]
         ours.update(one)
-        return float(first_half[0][0, :64].sum())
+        return float(first_half[0][0, :32].sum())
 
     assert cost_loss(2, change=5.0) == cost_loss(2, change=0.0)
     assert cost_loss(1, change=5.0) != cost_loss(1, change=0.0)
 
 
 def test_entropy_bonus_pushes_the_log_std_up_and_nothing_else() -> None:
-    """Where every reward is equal and no cost binds, the entropy is all there is: Adam's first step is one learning rate."""
+    """With equal rewards and no binding cost, the entropy is all there is: Adam's first step is one learning rate."""
     one = batch(cost=LOW_COST)
     one.reward[:] = 0.0
     after = {}
     for weight in (0.0, 0.5):
-        ours = learner(config(entropy_bonus=weight, minibatch=128, epochs=1, discount=0.0))
+        ours = learner(config(entropy_bonus=weight, minibatch=64, epochs=1, discount=0.0))
         with torch.no_grad():
             for parameter in ours.values.parameters.values():
                 parameter.zero_()
-        before = ours.policy.arrays(0) | {}
-        before = {name: array.copy() for name, array in before.items()}
+        before = ours.policy.arrays(0)
         ours.update(one)
         after[weight] = {name: array - before[name] for name, array in ours.policy.arrays(0).items()}
     assert not any(change.any() for change in after[0.0].values())
@@ -454,7 +453,7 @@ def test_entropy_bonus_pushes_the_log_std_up_and_nothing_else() -> None:
 
 
 def test_a_long_gradient_is_scaled_down_to_the_maximum_norm_of_each_run() -> None:
-    """Runs of gradient (3, 4) and (0.3, 0.4), maximum 1: the first is scaled to (0.6, 0.8), the second is left alone."""
+    """Of the gradients (3, 4) and (0.3, 0.4), maximum 1, the first is scaled to (0.6, 0.8), the second left alone."""
     weights = torch.zeros(2, 2).requires_grad_()
     slopes = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     adam = Adam({"weights": weights}, [0.1, 0.1], max_grad_norm=1.0)
@@ -474,11 +473,11 @@ def test_max_grad_norm_reaches_every_network() -> None:
 
         optimizer.step = watched
     ours.update(batch())
-    assert {name: len(norms) for name, norms in steps.items()} == {"policy": 8, "values": 8, "critics": 8}
+    assert {name: len(norms) for name, norms in steps.items()} == {"policy": 4, "values": 4, "critics": 4}
     assert all(norm <= 1.0001e-3 for norms in steps.values() for norm in norms)
 
 
 def test_runs_of_one_stack_must_agree_on_what_shapes_the_computation() -> None:
-    for changes in ({"minibatch": 64}, {"members": 3}, {"hidden": (8,)}, {"bonus": True}):
+    for changes in ({"minibatch": 16}, {"members": 3}, {"hidden": (8,)}, {"bonus": True}):
         with pytest.raises(ConfigError, match="agree on"):
             BCPPO([config(), config(**changes)], WIDTHS, [Streams(0, 1), Streams(1, 1)], CPU)

@@ -1,12 +1,13 @@
 """BCPPO, from top to bottom: Algorithm 1 of the paper for R stacked runs at once.
 
-`BCPPO.update` is the loop that the whole PPO family of the paper shares. What sets its members apart is the *cost signal*
-(below: `Disagreement`): what is added to the cost advantage, and the critic that is trained for it.
+`BCPPO.update` is the loop that the whole PPO family of the paper shares. What sets its members apart is the *cost
+signal* (below: `Disagreement`): what is added to the cost advantage, and the critic that is trained for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ Metrics = dict[str, Tensor]
 
 
 class Disagreement:
-    """The cost signal of BCPPO: how far M bootstrapped critics of the cost disagree, priced by the Bachelier formula."""
+    """BCPPO's cost signal: how far M bootstrapped critics of the cost disagree, priced by the Bachelier formula."""
 
     shared_fields = ("members", "bonus")
 
@@ -66,7 +67,7 @@ class Disagreement:
         """
         predictions = self.critics(torch.cat([observation, executed], dim=-1)).squeeze(-1)
         detached = predictions.detach()
-        sigma = torch.maximum(disagreement(detached), self._floor)  # eq:sigma
+        sigma = torch.maximum(disagreement(detached, floor=0.0), self._floor)  # eq:sigma
         metrics = {
             "mu_c": mean_prediction(detached).mean(-1),
             "sigma_c": sigma.mean(-1),
@@ -95,7 +96,7 @@ class BCPPO:
         widths: tuple[int, int],
         streams: Sequence[Streams],
         device: torch.device,
-        signal: type = Disagreement,
+        signal: Any = Disagreement,
     ):
         for name in (*SHARED_FIELDS, *signal.shared_fields):
             if len({getattr(config, name) for config in configs}) > 1:
@@ -104,7 +105,8 @@ class BCPPO:
         observation, action = widths
         init = [stream.init for stream in streams]
         rates = [c.learning_rate for c in configs]
-        self.policy = GaussianPolicy((observation, *first.hidden, action), [c.initial_log_std for c in configs], init, device)
+        log_stds = [c.initial_log_std for c in configs]
+        self.policy = GaussianPolicy((observation, *first.hidden, action), log_stds, init, device)
         self.values = Stack((observation, *first.hidden, 1), 2, init, device)  # V_r, V_c
         self.policy_optimizer = Adam(self.policy.parameters, rates, first.max_grad_norm)
         self.values_optimizer = Adam(self.values.parameters, rates, first.max_grad_norm)
@@ -120,8 +122,8 @@ class BCPPO:
             ceiling=_vector([c.multiplier_max for c in configs], device),
             anti_windup=torch.tensor([c.anti_windup for c in configs], device=device),
         )
-        self._discount = _column([c.discount for c in configs], device).double()
-        self._trace = _column([c.trace_decay for c in configs], device).double()
+        self._discount = _vector([c.discount for c in configs], device).unsqueeze(1)
+        self._trace = _vector([c.trace_decay for c in configs], device).unsqueeze(1)
         self._clip = _column([c.clip for c in configs], device)
         self._entropy_bonus = _vector([c.entropy_bonus for c in configs], device).float()
 

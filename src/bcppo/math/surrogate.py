@@ -54,9 +54,10 @@ def hybrid_advantage(
     return torch.where(weight == 0.0, reward_branch, reward_branch - weight * cost_branch)
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
     """L_actor = -E[min(rho A, clip(rho, 1 - eps, 1 + eps) A)]  (eq:ppo_loss), a loss a run. [R, B] -> [R]."""
-    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage).mean(dim=-1)
+    clipped = ratio.clamp(1.0 - clip, 1.0 + clip)  # type: ignore[arg-type]
+    return -torch.minimum(ratio * advantage, clipped * advantage).mean(dim=-1)
 
 
 def gaussian_log_prob(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
     return (torch.expm1(log_ratio) - log_ratio).mean(dim=-1)
 
 
-def clip_fraction(ratio: Tensor, clip: float) -> Tensor:
+def clip_fraction(ratio: Tensor, clip: float | Tensor) -> Tensor:
     """The share of samples whose ratio lies outside [1 - eps, 1 + eps]. [R, B] -> [R]."""
     return ((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(dim=-1)
 

@@ -29,9 +29,9 @@ def make_task(
 ) -> gymnasium.Env:
     """An environment whose `info["cost"]` is a cost per step and which knows its `cost_limit_rate`.
 
-    `task` is the name of one of the paper's tasks, a `Task`, or any Gymnasium environment (or id) with a cost: either it
-    reports `info["cost"]` (Safety-Gymnasium's six-tuple is understood too), or `cost(observation, action)` is given. Such
-    an environment needs a `cost_limit_rate`, the allowed mean cost per step. `options` go to `gymnasium.make`.
+    `task` is the name of one of the paper's tasks, a `Task`, or any Gymnasium environment (or id) with a cost: either
+    it reports `info["cost"]` (Safety-Gymnasium's six-tuple is understood too), or `cost(observation, action)` is given.
+    Such an environment needs a `cost_limit_rate`, the allowed mean cost per step. `options` go to `gymnasium.make`.
 
     >>> env = make_task("Pendulum-v1", cost=lambda observation, action: float(observation[2] > 6), cost_limit_rate=0.1)
     >>> observation, _ = env.reset(seed=0)
@@ -46,20 +46,23 @@ def make_task(
                 f"'{known.env_id}', for other constants a Task."
             )
         # Gymnasium's checker looks at every step of environments that are checked by our own tests.
-        env = _make(known.env_id, {"disable_env_checker": True, **options})
-        if known.env_id in QUICK_IDS and set(options) <= {"render_mode"}:  # other options may change what a step does
+        env = _make(known.env_id, {"disable_env_checker": True, "max_episode_steps": known.horizon, **options})
+        # Other options may change what a step does.
+        if known.env_id in QUICK_IDS and set(options) <= {"render_mode"} and options.get("render_mode") != "human":
             from bcppo.tasks.locomotion import QUICK
 
-            env = QUICK[known.env_id](env)
+            env = QUICK[known.env_id](env, known.horizon)
         return RareEventCost(env, known)
     if isinstance(task, str) and task not in gymnasium.registry and not _looks_like_an_id(task):
         raise unknown_name("task", task, TASKS)
-    env = _make(task, options) if isinstance(task, str) else task
-    if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"A task is a name, a Task or a Gymnasium environment, but {type(env).__name__} was given.")
+    own: Any = _make(task, options) if isinstance(task, str) else task
+    if not isinstance(own, gymnasium.Env):
+        raise ConfigError(f"A task is a name, a Task or a Gymnasium environment, but {type(own).__name__} was given.")
+    if options and not isinstance(task, str):
+        raise ConfigError(f"Options ({', '.join(options)}) go with an environment's id; this one is made already.")
     if cost_limit_rate is None:
         raise ConfigError("An environment of your own needs a cost_limit_rate: the allowed mean cost per step.")
-    return OwnCost(env, cost_limit_rate, cost)
+    return OwnCost(own, cost_limit_rate, cost)
 
 
 def _looks_like_an_id(name: str) -> bool:
@@ -70,8 +73,13 @@ def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
     try:
         return gymnasium.make(env_id, **options)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise MissingDependency(f"'{env_id}' needs a package that is not installed: {error}") from error
+        raise MissingDependency(f"'{env_id}' needs a package that is not installed: {_line(error)}.") from error
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"'{env_id}' needs the package '{error.name}', which is not installed.") from error
+        package = f"the package '{error.name}', which" if error.name else f"a package that ({_line(error)})"
+        raise MissingDependency(f"'{env_id}' needs {package} is not installed.") from error
     except gymnasium.error.UnregisteredEnv as error:
-        raise BcppoError(f"Gymnasium knows no environment '{env_id}': {error}") from error
+        raise BcppoError(f"Gymnasium knows no environment '{env_id}': {_line(error)}.") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

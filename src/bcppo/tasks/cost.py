@@ -26,6 +26,7 @@ class RareEventCost(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, task: Task) -> None:
         super().__init__(env)
+        _require_vector(env)
         self.task = task
         self.cost_limit_rate = task.cost_limit_rate
         self._low, self._high = _box_bounds(env)
@@ -54,20 +55,16 @@ class RareEventCost(gymnasium.Wrapper):
 class OwnCost(gymnasium.Wrapper):
     """Any environment with a cost, brought to the five-tuple with a checked `info["cost"]` (per step).
 
-    The cost comes from a function of (observation in which the action is taken, executed action), from `info["cost"]`, or
-    from Safety-Gymnasium's six-tuple (observation, reward, cost, terminated, truncated, info).
+    The cost comes from a function of (observation in which the action is taken, executed action), from `info["cost"]`,
+    or from Safety-Gymnasium's six-tuple (observation, reward, cost, terminated, truncated, info).
     """
 
     def __init__(self, env: gymnasium.Env, cost_limit_rate: float, cost: CostFunction | None = None) -> None:
         super().__init__(env)
-        if not (math.isfinite(cost_limit_rate) and cost_limit_rate >= 0):
-            raise ConfigError(f"A cost limit is a mean cost per step of at least 0, but {cost_limit_rate} was given.")
-        if not isinstance(env.observation_space, gymnasium.spaces.Box):
-            raise ConfigError(
-                f"Only Box observations are supported, but this environment's are {type(env.observation_space).__name__}; "
-                "gymnasium.wrappers.FlattenObservation can often turn them into one."
-            )
-        self.cost_limit_rate = cost_limit_rate
+        self.cost_limit_rate = _number(cost_limit_rate)
+        if not (math.isfinite(self.cost_limit_rate) and self.cost_limit_rate >= 0):
+            raise ConfigError(f"A cost limit is a mean cost per step of at least 0, but {cost_limit_rate!r} was given.")
+        _require_vector(env)
         self._cost = cost
         self._low, self._high = _box_bounds(env)
         self._observation: Any = None
@@ -99,6 +96,16 @@ class OwnCost(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
+def _require_vector(env: gymnasium.Env) -> None:
+    space = env.observation_space
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        found = f"shape {space.shape}" if isinstance(space, gymnasium.spaces.Box) else f"a {type(space).__name__}"
+        raise ConfigError(
+            f"An observation must be one vector (a Box), but this environment's is {found}; "
+            "gymnasium.wrappers.FlattenObservation can often turn it into one."
+        )
+
+
 def _box_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
     space = env.action_space
     if not isinstance(space, gymnasium.spaces.Box):
@@ -110,20 +117,28 @@ def _box_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
 
 def _executed(action: Any, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The action as the environment executes it: finite, of the right shape, clipped to the action space."""
-    action = np.asarray(action, dtype=np.float64)
+    try:
+        action = np.asarray(action, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"An action is {low.size} numbers here, but {action!r} was given.") from None
     if action.shape != low.shape:
         raise ConfigError(f"An action has shape {low.shape} here, but shape {action.shape} was given.")
-    clipped = np.minimum(np.maximum(action, low), high)
-    if not math.isfinite(float(clipped.sum())):
+    # The sum alone decides in nearly every step; it can overflow, so it does not condemn.
+    if not math.isfinite(float(action.sum())) and not np.isfinite(action).all():
         raise ConfigError(f"The action {action.tolist()} is not finite.")
-    return clipped
+    return np.minimum(np.maximum(action, low), high)
 
 
 def _checked_cost(cost: Any) -> float:
-    try:
-        value = float(cost)
-    except (TypeError, ValueError):
-        raise BcppoError(f"A cost is one number per step, but the cost was {cost!r}.") from None
-    if math.isnan(value) or value < 0 or math.isinf(value):
-        raise BcppoError(f"A cost must be finite and at least 0, but the cost of this step was {value}.")
+    value = _number(cost)
+    if not (math.isfinite(value) and value >= 0):
+        raise BcppoError(f"A cost is one finite number of at least 0, but the cost of this step was {cost!r}.")
     return value
+
+
+def _number(value: Any) -> float:
+    """A float, NaN where it is no number; a string is none, whatever is written in it."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,8 +1,8 @@
 """Hopper-v4 and Ant-v4 as Gymnasium makes them, stepped without the overhead of its Python layers.
 
-Environment, model, reset, rendering and spaces are Gymnasium's own. Only `step` is written out here: more than half of the
-time of Gymnasium's goes into checks, copies and properties around `mj_step`. A test compares the two over whole episodes,
-bit for bit.
+Environment, model, reset, rendering and spaces are Gymnasium's own. Only `step` is written out here: more than half of
+the time of Gymnasium's goes into checks, copies and properties around `mj_step`. A test compares the two over whole
+episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ HORIZON = 1000
 class _QuickStep(gymnasium.Wrapper):
     """What both robots share: the time limit, and MuJoCo at hand."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
+    def __init__(self, env: gymnasium.Env, horizon: int = HORIZON) -> None:
         super().__init__(env)
+        self._horizon = horizon
         base: Any = env.unwrapped
         self._model, self._data, self._frames = base.model, base.data, base.frame_skip
         self._seconds = base.dt
@@ -35,7 +36,7 @@ class _QuickStep(gymnasium.Wrapper):
         self._data.ctrl[:] = action
         mujoco.mj_step(self._model, self._data, self._frames)
         self._steps += 1
-        return self._steps >= HORIZON
+        return self._steps >= self._horizon
 
 
 class QuickHopper(_QuickStep):
@@ -64,8 +65,8 @@ class QuickHopper(_QuickStep):
 class QuickAnt(_QuickStep):
     """Four legs that run: rewarded for speed and for being upright, ended when the torso leaves [0.2, 1] metres."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
+    def __init__(self, env: gymnasium.Env, horizon: int = HORIZON) -> None:
+        super().__init__(env, horizon)
         self._torso = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_BODY, "torso")
 
     def step(self, action):

@@ -1,7 +1,8 @@
 """Two engines with one behaviour: a compiled one and a pure-Python one, equal to the bit.
 
-An engine advances the physics by one environment step and answers what the rules of a task ask: how far, in contact with
-what, seen how. `make_engine` takes the compiled kernel where it was built and works; `BCPPO_PURE_PYTHON=1` keeps it off.
+An engine advances the physics by one environment step and answers what the rules of a task ask: how far, in contact
+with what, seen how. `make_engine` takes the compiled kernel where it was built and works; `BCPPO_PURE_PYTHON=1` keeps
+it off.
 """
 
 from __future__ import annotations
@@ -9,24 +10,27 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from typing import Any
 
 import mujoco
 import numpy as np
 
 from bcppo.tasks.navigation.compiled import load_kernel, mujoco_library
-from bcppo.tasks.navigation.levels import LIDAR_BINS, LIDAR_RANGE, SUBSTEPS
+from bcppo.tasks.navigation.levels import HORIZON, LIDAR_BINS, LIDAR_RANGE, SUBSTEPS
 from bcppo.tasks.navigation.model import Scene
 
 NOTHING_HIDDEN = -1
 _TAGGED = ("button", "gremlin", "pillar", "vase")
 """Kinds whose contacts with the agent matter to some task."""
 
-_FIELDS = (
-    "model data mj_checkPos mj_checkVel mj_checkAcc mj_Euler mj_fwdConstraint mj_sensorPos mj_sensorVel "
-    "mj_rnePostConstraint mj_sensorAcc mj_forwardSkip mj_normalizeQuat ctrl mocap_pos qpos qvel xpos xquat xmat cvel "
-    "sensordata contacts contact_stride geom1_offset geom2_offset geom_tag observation nq nv bodies mocaps sensors agent "
-    "substeps bins groups"
-).split()
+_FIELDS = """
+model data
+mj_checkPos mj_checkVel mj_checkAcc mj_Euler mj_fwdConstraint
+mj_sensorPos mj_sensorVel mj_rnePostConstraint mj_sensorAcc mj_forwardSkip mj_normalizeQuat
+ctrl mocap_pos qpos qvel xpos xquat xmat cvel sensordata
+contacts contact_stride geom1_offset geom2_offset geom_tag observation
+nq nv bodies mocaps sensors agent substeps bins groups
+""".split()  # noqa: SIM905
 """The order of the members of `World` in kernel.c."""
 
 
@@ -36,11 +40,12 @@ class Engine:
     def __init__(self, scene: Scene) -> None:
         model, data = scene.model, scene.data
         self.scene, self.model, self.data = scene, model, data
-        self._timestep = float(model.opt.timestep)
         self._groups = [scene.bodies[group.kind] for group in scene.level.objects]
         self.group_of = {group.kind: i for i, group in enumerate(scene.level.objects)}
         gremlins = scene.level.find("gremlin")
-        self._path = (gremlins.travel, gremlins.size) if gremlins else None
+        self._gremlins = gremlins
+        self._timestep, self._travel = float(model.opt.timestep), gremlins.travel if gremlins else 0.0
+        self._paths = _whole_circle(self._timestep, self._travel) if gremlins else {}
         self._observation = np.zeros(model.nsensordata + LIDAR_BINS * len(self._groups))
         self._geom_tag = np.zeros(model.ngeom, dtype=np.uint8)
         self.tag_bit: dict[str, int] = {}
@@ -54,17 +59,14 @@ class Engine:
                 self._geom_tag[geom] = bit.bit_length() + 1
 
     def forward(self, times: int) -> None:
-        """`mj_forward`, several times: each starts the solver from the last solution, so the count shows in the digits."""
+        """`mj_forward`, several times: each starts the solver from the last solution, so the digits tell how often."""
         for _ in range(times):
             mujoco.mj_forward(self.model, self.data)
 
-    def _mocap_path(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the gremlins' mocap bodies are sent at each substep: round a circle, one radian a second."""
-        phase = np.full(SUBSTEPS, self._timestep)
-        phase[0] = self.data.time
-        np.add.accumulate(phase, out=phase)  # one addition after another, as MuJoCo's clock does it
-        travel, _ = self._path  # type: ignore[misc]
-        return np.sin(phase) * travel, np.cos(phase) * travel
+    def _mocap_path(self) -> list[float]:
+        """Where the gremlins' mocap bodies are sent at each substep of the step to come: x, y, x, y, …"""
+        time = self.data.time
+        return self._paths.get(time) or next(iter(_circle(time, 1, self._timestep, self._travel).values()))
 
 
 class PythonEngine(Engine):
@@ -73,11 +75,12 @@ class PythonEngine(Engine):
     def advance(self, force: float, turn: float) -> None:
         """Ten physics steps under a control, ended by three `mj_forward` as in the genuine environment."""
         self.data.ctrl[:] = force, turn
-        if self._path is None:
+        if self._gremlins is None:
             mujoco.mj_step(self.model, self.data, SUBSTEPS)
         else:
-            for x, y in zip(*self._mocap_path()):
-                self.data.mocap_pos[:] = x, y, self._path[1]
+            path = self._mocap_path()
+            for x, y in zip(path[::2], path[1::2]):
+                self.data.mocap_pos[:] = x, y, self._gremlins.size
                 mujoco.mj_step(self.model, self.data)
         self.forward(3)
 
@@ -144,12 +147,10 @@ class KernelEngine(Engine):
         self.nearest = functools.partial(kernel.nearest, self._world)
 
     def advance(self, force: float, turn: float) -> None:
-        if self._path is None:
+        if self._gremlins is None:
             self._kernel_advance(force, turn)
         else:
-            x, y = self._mocap_path()
-            path = np.stack((x, y), axis=1).ravel().tolist()
-            self._kernel_advance(force, turn, *path, self._path[1])
+            self._kernel_advance(force, turn, *self._mocap_path(), self._gremlins.size)
 
     def observe(self, hidden_group: int = NOTHING_HIDDEN) -> np.ndarray:
         self._kernel_observe(hidden_group)
@@ -180,12 +181,12 @@ class KernelEngine(Engine):
             "groups": len(self._groups),
         }
         if not hasattr(self.data, "flg_rnepost"):
-            # Where MuJoCo does not remember having made these body accelerations, mj_sensorAcc makes them each time; where it
-            # does, it would take the ones of an earlier state for today's.
+            # Where MuJoCo does not remember having made these body accelerations, mj_sensorAcc makes them each time;
+            # where it does, it would take the ones of an earlier state for today's.
             values["mj_rnePostConstraint"] = 0
         values |= {name: array.ctypes.data for name, array in self._arrays.items()}
         library = mujoco_library()
-        numbers = [
+        numbers: list[Any] = [
             values[name] if name in values else ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             for name in _FIELDS
         ]
@@ -194,7 +195,25 @@ class KernelEngine(Engine):
         return [int(number) for number in numbers]
 
 
-def make_engine(scene: Scene) -> PythonEngine | KernelEngine:
+def _circle(start: float, steps: int, timestep: float, travel: float) -> dict[float, list[float]]:
+    """Time at which a step begins → x, y of its substeps on the gremlins' circle, one radian a second."""
+    phase = np.full(steps * SUBSTEPS, timestep)
+    phase[0] = start
+    np.add.accumulate(phase, out=phase)  # one addition after another, as MuJoCo's clock does it
+    points = np.stack((np.sin(phase), np.cos(phase)), axis=1) * travel
+    return dict(zip(phase[::SUBSTEPS].tolist(), points.reshape(steps, 2 * SUBSTEPS).tolist()))
+
+
+@functools.cache
+def _whole_circle(timestep: float, travel: float) -> dict[float, list[float]]:
+    """The same for a whole episode, which every episode repeats."""
+    return _circle(0.0, HORIZON, timestep, travel)
+
+
+AnyEngine = PythonEngine | KernelEngine
+
+
+def make_engine(scene: Scene) -> AnyEngine:
     """The compiled engine where it is to be had, else the pure one."""
     kernel = load_kernel()
     return PythonEngine(scene) if kernel is None else KernelEngine(scene, kernel)
@@ -204,8 +223,8 @@ def make_engine(scene: Scene) -> PythonEngine | KernelEngine:
 def contact_layout() -> tuple[int, int, int]:
     """(size of mjContact, offset of its first geom, of its second), found by looking.
 
-    The structure grows between MuJoCo releases. Two contacts are made between geoms of known numbers, and their bytes are
-    searched for those numbers.
+    The structure grows between MuJoCo releases. Two contacts are made between geoms of known numbers, and their bytes
+    are searched for those numbers.
     """
     spheres = "".join(
         f'<body pos="{x} 0 0.05"><freejoint/><geom name="{x}" size="0.1"/></body>' for x in range(3)

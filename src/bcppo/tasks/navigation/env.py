@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import gymnasium
-import mujoco
 import numpy as np
 
 from bcppo.errors import BcppoError, ConfigError, unknown_name
+from bcppo.tasks.navigation.drawing import make_renderer
 from bcppo.tasks.navigation.engine import make_engine
 from bcppo.tasks.navigation.layout import NoRoom, Point, Stream
 from bcppo.tasks.navigation.levels import HORIZON, LEVELS, LIDAR_BINS
@@ -22,10 +22,12 @@ REWARD_CLIP = 10.0
 class NavigationEnv(gymnasium.Env):
     """A point robot among hazards, vases, buttons, gremlins, pillars and a box.
 
-    Observation (float64): accelerometer, velocimeter, gyro and magnetometer (three numbers each), then a 16-bin lidar for
-    each kind of object. Action: forward force and turning speed in [−1, 1]. `info["cost"]` is the simulator's own cost
-    (per step, 0 or 1); `info["cost_…"]` say for what. `model` and `data` are MuJoCo's objects, good for the life of the
-    environment.
+    Observation (float64): accelerometer, velocimeter, gyro and magnetometer (three numbers each), then a 16-bin lidar
+    for each kind of object. Action: forward force and turning speed in [−1, 1]. `info["cost"]` is the simulator's own
+    cost (per step, 0 or 1); `info["cost_…"]` say for what.
+
+    `model` and `data` are MuJoCo's objects, good for the life of the environment. The state in `data` may be changed
+    between steps; after a change of `model` call `mj_forward`, or its first physics step goes by the old one.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
@@ -34,6 +36,7 @@ class NavigationEnv(gymnasium.Env):
         self,
         task: str = "goal",
         level: int = 1,
+        *,
         render_mode: str | None = None,
         width: int = 256,
         height: int = 256,
@@ -106,7 +109,7 @@ class NavigationEnv(gymnasium.Env):
         """Move the goal; False where there is no room for it, which ends the episode."""
         self._engine.forward(1)
         for name in self._layout:
-            if not name.startswith("gremlin"):  # gremlins keep the place they were sampled at: the centre of their circle
+            if not name.startswith("gremlin"):  # they keep the place they were sampled at: the centre of their circle
                 self._layout[name] = self._scene.position(self._scene.body(name))
         try:
             self._rules.choose_goal(self._stream, self._layout)  # type: ignore[arg-type]
@@ -117,24 +120,25 @@ class NavigationEnv(gymnasium.Env):
         return True
 
     def _checked(self, action) -> tuple[float, float]:
-        values = action.tolist() if isinstance(action, np.ndarray) else np.asarray(action).tolist()
         try:
+            values = action.tolist() if isinstance(action, np.ndarray) else np.asarray(action).tolist()
             force, turn = values
             if math.isfinite(force) and math.isfinite(turn):
                 return force, turn
         except (TypeError, ValueError):
+            given = f"shape {action.shape}" if isinstance(action, np.ndarray) else repr(action)
             raise ConfigError(
-                f"An action is two numbers (forward force, turning speed), but shape {np.shape(action)} was given."
+                f"An action is two numbers (forward force, turning speed), but {given} was given."
             ) from None
         raise ConfigError(f"The action {values} is not finite.")
 
-    def render(self) -> np.ndarray | None:
+    def render(self) -> Any:
         """An RGB image of the scene, or None where no render mode was asked for."""
         if self.render_mode is None:
             return None
         if self._renderer is None:
             width, height, _ = self._frame
-            self._renderer = _make_renderer(self.model, width, height)
+            self._renderer = make_renderer(self.model, width, height)
         self._renderer.update_scene(self.data, camera=self._frame[2])
         return self._renderer.render()
 
@@ -142,13 +146,3 @@ class NavigationEnv(gymnasium.Env):
         if self._renderer is not None and hasattr(self._renderer, "close"):
             self._renderer.close()
         self._renderer = None
-
-
-def _make_renderer(model: mujoco.MjModel, width: int, height: int):
-    try:
-        return mujoco.Renderer(model, height, width)
-    except Exception as error:
-        raise BcppoError(
-            "Rendering needs OpenGL: on a machine without a screen install libosmesa6 (or an EGL driver) and set "
-            f"MUJOCO_GL=osmesa (or egl) before Python starts ({type(error).__name__}: {error})."
-        ) from error

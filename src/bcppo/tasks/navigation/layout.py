@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class Stream:
     def __init__(self, level: Level, seed: int | None) -> None:
         # The legacy seeding, in a bit generator of our own, whose address the kernel may be told.
         self._bits = np.random.MT19937()
-        self._bits.state = np.random.RandomState(seed).get_state(legacy=False)
+        state: Any = np.random.RandomState(seed).get_state(legacy=False)
+        self._bits.state = state
         self.random = np.random.RandomState(self._bits)
         self._idle_draws = 0
         self._extent = level.extent

@@ -1,7 +1,7 @@
 """What each navigation task consists of: objects, sizes, keep-out radii and costs, as data.
 
-Every number here is a constant of Safety-Gymnasium 1.0.0. The order of the objects matters: it is the order in which the
-random stream places and turns them, in which their lidars stand in the observation and (see `model.scene`) in which
+Every number here is a constant of Safety-Gymnasium 1.0.0. The order of the objects matters: it is the order in which
+the random stream places and turns them, in which their lidars stand in the observation and (see `model.scene`) in which
 MuJoCo numbers their bodies.
 """
 

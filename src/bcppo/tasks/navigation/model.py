@@ -1,8 +1,8 @@
 """The MuJoCo model of a navigation task: described once, compiled once, then rearranged for every layout.
 
-The genuine environment writes and compiles XML at each reset. Compiling is what takes its resets over a second, and almost
-none of its outcome depends on the layout; `place` writes what does. A test compares every field of a rearranged model
-with one compiled from scratch.
+The genuine environment writes and compiles XML at each reset. Compiling is what takes its resets over a second, and
+almost none of its outcome depends on the layout; `place` writes what does. A test compares every field of a rearranged
+model with one compiled from scratch.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _FRAME = """
   </default>
   <asset>
     <texture name="sky" type="skybox" builtin="gradient" rgb1="0.85 0.9 1" rgb2="0.55 0.65 0.8" width="64" height="64"/>
-    <texture name="floor" type="2d" builtin="checker" rgb1="0.86 0.84 0.77" rgb2="0.95 0.91 0.86" width="100" height="100"/>
+    <texture name="floor" type="2d" builtin="checker" rgb1=".86 .84 .77" rgb2=".95 .91 .86" width="100" height="100"/>
     <material name="floor" texture="floor" texrepeat="8 8"/>
   </asset>
   <worldbody>
     <light directional="true" diffuse="1 1 1" specular="0 0 0" pos="0 0 0.5" dir="0 0 -1" castshadow="false"/>
     <camera name="fixednear" pos="0 -2 2" zaxis="0 -1 1"/>
-    <camera name="fixedfar" pos="0 -5 5" zaxis="0 -1 1"/>
+    <camera name="fixedfar" pos="0 -5 5" zaxis="0 -1 1" fovy="38"/>
     <geom name="floor" type="plane" size="3.5 3.5 0.1" material="floor"/>
     <body name="agent" pos="0 0 0.1">
       <camera name="vision" pos="0 0 0.15" xyaxes="0 -1 0 0.4 0 1" fovy="90"/>
@@ -94,8 +94,8 @@ _FRAME = """
 def scene(level: Level) -> str:
     """MJCF of a task with every object at the origin.
 
-    Bodies stand in the genuine order (agent, free objects, mocap bodies, fixed ones): MuJoCo's constraints follow it, and
-    with them the order of every sum it takes.
+    Bodies stand in the genuine order (agent, free objects, mocap bodies, fixed ones): MuJoCo's constraints follow it,
+    and with them the order of every sum it takes.
     """
     movable = [group for group in level.objects if group.kind in FREE_KINDS]
     fixed = [group for group in level.objects if group.kind not in FREE_KINDS]
@@ -116,7 +116,8 @@ def body_name(kind: str, name: str) -> str:
 def _body(level: Level, group: Objects, name: str) -> str:
     body = body_name(group.kind, name)
     joint = f'<freejoint name="{body}"/>' if group.kind in FREE_KINDS else ""
-    return f'<body name="{body}" pos="0 0 {_HEIGHTS[group.kind](group.size)}">{joint}{_geoms(level, group, body)}</body>'
+    height = _HEIGHTS[group.kind](group.size)
+    return f'<body name="{body}" pos="0 0 {height}">{joint}{_geoms(level, group, body)}</body>'
 
 
 def _geoms(level: Level, group: Objects, name: str) -> str:
@@ -207,8 +208,9 @@ class Scene:
                 pose[start + 3 : start + 7] = model.body_quat[body]
 
     def _set_mocap_geom(self, name: str, place: Point, height: float, angle: float) -> None:
-        # The genuine mocap box is offset within its body, which itself starts at the origin: it is only seen, never felt.
+        # The genuine mocap box is offset within its body, which itself starts at the origin: only seen, never felt.
         geom = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_GEOM, f"{name}mocap")
+        self.model.geom_sameframe[geom] = 0  # or MuJoCo draws it where the body is
         self.model.geom_pos[geom] = (*place, height)
         self.model.geom_quat[geom] = _turn(angle)
 

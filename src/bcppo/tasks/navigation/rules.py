@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bcppo.tasks.navigation.engine import NOTHING_HIDDEN, Engine
+from bcppo.tasks.navigation.engine import NOTHING_HIDDEN, AnyEngine
 from bcppo.tasks.navigation.layout import Point, Stream
 from bcppo.tasks.navigation.levels import BUTTON_DELAY, VASE_SPEED_THRESHOLD, Level, Objects
 from bcppo.tasks.navigation.model import Scene
@@ -18,7 +18,7 @@ class Rules:
     hidden_group = NOTHING_HIDDEN
     """The lidar that reads zero at the moment."""
 
-    def __init__(self, scene: Scene, engine: Engine) -> None:
+    def __init__(self, scene: Scene, engine: AnyEngine) -> None:
         self.level: Level = scene.level
         self.scene, self.engine = scene, engine
         self._goal_group = engine.group_of["goal"]
@@ -30,10 +30,8 @@ class Rules:
         vases = self.level.find("vase")
         if vases and vases.costs:  # vases charge for touch and for motion
             self._charges[-1] = ("cost_vases_contact", vases)
-        self._vase_speeds = [
-            slice(start, start + 3)
-            for start in (scene.model.jnt_dofadr[scene.model.body_jntadr[body]] for body in scene.bodies.get("vase", ()))
-        ]
+        joints = (scene.model.body_jntadr[body] for body in scene.bodies.get("vase", ()))
+        self._vase_speeds = [slice(start, start + 3) for start in (scene.model.jnt_dofadr[joint] for joint in joints)]
 
     def begin_episode(self) -> None:
         """Called once a reset, after the first goal is set."""
@@ -86,7 +84,7 @@ class Rules:
 class ButtonRules(Rules):
     """Button: touch the goal button; for some steps after a press, no button is seen or charged."""
 
-    def __init__(self, scene: Scene, engine: Engine) -> None:
+    def __init__(self, scene: Scene, engine: AnyEngine) -> None:
         super().__init__(scene, engine)
         self._buttons = scene.bodies["button"]
         self._bits = [engine.tag_bit[f"button{i}"] for i in range(len(self._buttons))]
