@@ -107,11 +107,11 @@ class PPOConfig(RunConfig):
     entropy_bonus: float = 0.0
     """Weight of the policy's entropy in its objective; 0 in the paper."""
     proportional_gain: float = 0.2
-    """K_P of the multiplier's controller."""
+    """K_P of the multiplier's controller, on the error of the mean cost."""
     integral_gain: float = 0.02
-    """K_I."""
+    """K_I, on the sum of the errors."""
     derivative_gain: float = 0.05
-    """K_D."""
+    """K_D, on the change of the error."""
     multiplier_max: float = 50.0
     """λ_max, the multiplier's ceiling."""
     anti_windup: bool = True
@@ -153,7 +153,7 @@ class BCPPOConfig(PPOConfig):
     keep_probability: float = 0.8
     """Chance that a sample enters a member's loss in a minibatch."""
     disagreement_floor: float = 1e-6
-    """σ_min."""
+    """σ_min, below which the disagreement is not let fall."""
     raw_disagreement: bool = False
     """Penalise σ_c itself instead of h·σ_c (the paper's scale diagnostic: 69 times stronger at the defaults)."""
     bonus: bool = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any
 
-from bcppo.config import BCPPOConfig, RunConfig
+from bcppo.config import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig, RunConfig
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,25 @@ class Method:
     summary: str
 
 
-def _bcppo() -> Any:
-    from bcppo.algorithms.bcppo import BCPPO
+def _with_signal(module: str, signal: str) -> Callable[[], Any]:
+    """BCPPO's loop with another cost signal."""
 
-    return BCPPO
+    def load() -> Any:
+        from bcppo.algorithms.bcppo import BCPPO
+
+        return partial(BCPPO, signal=getattr(import_module(f"bcppo.algorithms.{module}"), signal))
+
+    return load
 
 
 METHODS: dict[str, Method] = {
-    "bcppo": Method(BCPPOConfig, _bcppo, "PPO-Lagrangian whose cost branch prices the disagreement of cost critics"),
+    "bcppo": Method(
+        BCPPOConfig, _with_signal("bcppo", "Disagreement"), "the disagreement of cost critics, priced, in the cost branch"
+    ),
+    "ppopid": Method(PPOConfig, _with_signal("ppo", "NoSignal"), "PPO with the PID multiplier: BCPPO with β = 0"),
+    "ppo": Method(PPOConfig, _with_signal("ppo", "Unconstrained"), "PPO on the reward alone; the cost is only measured"),
+    "cppo": Method(CPPOConfig, _with_signal("cppo", "TailWeight"), "a Monte Carlo upper-tail weight on the cost advantage"),
+    "qrppo": Method(QRPPOConfig, _with_signal("qrppo", "QuantileTail"), "the upper tail of a quantile cost critic"),
 }
 
 CONFIGS: dict[str, type[RunConfig]] = {name: method.config for name, method in METHODS.items()}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.batch import Batch
+from bcppo.algorithms.ppo import NoSignal
 from bcppo.config import BCPPOConfig, PPOConfig
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
@@ -37,7 +38,7 @@ Metrics = dict[str, Tensor]
 """Name → [R]."""
 
 
-class Disagreement:
+class Disagreement(NoSignal):
     """BCPPO's cost signal: how far M bootstrapped critics of the cost disagree, priced by the Bachelier formula."""
 
     shared_fields = ("members", "bonus")
@@ -80,6 +81,9 @@ class Disagreement:
         loss = masked_td_loss(predictions, target, self._draw_masks(target.shape[-1]))
         self.optimizer.descend(loss)
         return {"loss_critics": loss.detach().mean(-1)}
+
+    def optimizers(self) -> dict[str, Adam]:
+        return {"critics": self.optimizer}
 
     def _draw_masks(self, rows: int) -> Tensor:
         """z ~ Bernoulli(keep), drawn anew for every member, sample and minibatch. [R, M, B]"""
@@ -132,6 +136,7 @@ class BCPPO:
         reward, cost, target = self._estimate(batch)
         with torch.no_grad():
             old_log_prob = gaussian_log_prob(batch.action, self.policy.mean(batch.observation), self.policy.log_std)
+        cost = cost._replace(advantage=self.signal.weigh(batch, cost.advantage))
         multiplier, terms = self._update_multiplier(batch.cost.mean(-1))
 
         totals: Metrics = {}
@@ -177,7 +182,9 @@ class BCPPO:
 
     def _update_multiplier(self, mean_cost: Tensor) -> tuple[Tensor, PidTerms]:
         """λ from the rollout's mean cost (eq:pid), before the epochs of the same cycle. [R]"""
-        self.controller, terms = pid_step(self.controller, mean_cost, self._limit, self._gains)
+        state, terms = pid_step(self.controller, mean_cost, self._limit, self._gains)
+        if self.signal.constrained:
+            self.controller = state
         return self.controller.multiplier, terms
 
     def _descend_policy(self, observation: Tensor, action: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Metrics:
@@ -217,7 +224,7 @@ class BCPPO:
         }
 
     def optimizers(self) -> dict[str, Adam]:
-        return {"policy": self.policy_optimizer, "values": self.values_optimizer, "critics": self.signal.optimizer}
+        return {"policy": self.policy_optimizer, "values": self.values_optimizer, **self.signal.optimizers()}
 
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:

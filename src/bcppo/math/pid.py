@@ -47,8 +47,9 @@ class PidTerms(NamedTuple):
 
 def pid_start(runs: int, device: torch.device | str | None = None) -> PidState:
     """lambda_0 = I_0 = 0 and no previous error, for R = `runs` runs."""
-    zeros = torch.zeros(runs, dtype=torch.float64, device=device)
-    return PidState(zeros, zeros, zeros, torch.zeros(runs, dtype=torch.bool, device=device))
+    # A tensor each: a stored state is put back in place.
+    multiplier, integral, error = torch.zeros(3, runs, dtype=torch.float64, device=device).unbind(0)
+    return PidState(multiplier, integral, error, torch.zeros(runs, dtype=torch.bool, device=device))
 
 
 @torch.no_grad()
