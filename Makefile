@@ -39,9 +39,10 @@ help: ## list the targets
 
 setup: $(READY) ## build the environment, as every target below does when it has to
 
-train: $(READY) ## train BCPPO on Goal1 for 100,352 steps and set it beside a random policy (OUT= names the run folder)
-	@echo "==> Training BCPPO on Goal1 for 100,352 steps; the run folder is $(OUT)."
-	$(BIN)/python -m bcppo train --task goal1 --method bcppo --steps 100352 --out $(OUT) --beside-random $(ARGS)
+train: $(READY) ## train BCPPO on Goal1 for a minute or two and set it beside random actions (OUT= names the run folder)
+	@echo "==> Training BCPPO on Goal1 for 300,000 steps, evaluated every 100,000; the run folder is $(OUT)."
+	$(BIN)/python -m bcppo train --task goal1 --method bcppo --steps 300000 --eval-every 100000 --out $(OUT) \
+	  --beside-random $(ARGS)
 
 test: $(READY) ## run the fast tests (ARGS= goes to pytest)
 	@echo "==> Running the fast tests on the $(STACK) stack."

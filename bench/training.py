@@ -2,8 +2,8 @@
 
 One core, everything in one go, interleaved over rounds since machines are noisy: ours, OmniSafe 0.5.0's PPOLag and
 Stable-Baselines3's PPO (2×256, 1024/512/3) as far as the Python given with --peers has them. Then where our time goes
-(simulate, act, update, the rest), each beside its floor: the bare physics of the same steps, and the update's floating-point
-operations over the rate at which this core multiplies matrices of the same shape.
+(simulate, act, update, the rest), each beside its floor: the bare physics of the same steps, and the update's
+floating-point operations over the rate at which this core multiplies matrices of the same shape.
 
 A peers' Python (3.11) is made with: torch, numpy 1.26, gymnasium 0.28.1 and mujoco 2.3.3 first, then
 `pip install --no-deps omnisafe==0.5.0 safety-gymnasium==1.0.0 stable-baselines3==2.0.0` and what these import.
@@ -18,10 +18,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
-THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 ENVIRONMENTS = {"goal1": "SafetyPointGoal1-v0", "hopper": "Hopper-v4"}
 STEPS = {"ours": 16_384, "omnisafe": 4_096, "sb3": 8_192}
 BARS = {("goal1", "omnisafe"): 15.0, ("hopper", "omnisafe"): 6.0, ("hopper", "sb3"): 2.5}
@@ -79,7 +80,7 @@ def measure_sb3(task: str, steps: int) -> dict[str, float]:
 
 
 def measure_floors(task: str, steps: int) -> dict[str, float]:
-    """Microseconds a step: bare physics on the states of a random policy; the update's arithmetic at this core's rate."""
+    """Microseconds a step: bare physics on a random policy's states; the update's arithmetic at this core's rate."""
     import mujoco
     import numpy as np
     import torch
@@ -135,13 +136,13 @@ def gemm_rate(torch) -> float:
 def update_operations(config, observation: int, action: int) -> float:
     """Multiplications and additions of one update's matrix products.
 
-    A layer costs 2·in·out a row forward, as much for its weights' gradient, and as much again for its input's, which the
-    first layer has no use for. Added are the passes before the epochs: both values of s and s', and the old policy.
+    A layer costs 2·in·out a row forward, as much for its weights' gradient, and as much again for its input's, which
+    the first layer has no use for. Added are the passes before the epochs: both values of s and s', and the old policy.
     """
 
     def forward(width: int, out: int) -> list[int]:
         sizes = [width, *config.hidden, out]
-        return [2 * a * b for a, b in zip(sizes, sizes[1:])]
+        return [2 * a * b for a, b in pairwise(sizes)]
 
     def training(layers: list[int]) -> int:
         return 3 * sum(layers) - layers[0]
@@ -218,9 +219,11 @@ def report(task: str, series: dict[str, list[dict[str, float]]]) -> None:
     print("\n| phase | µs a step | floor | ours ÷ floor |\n|---|---|---|---|")
     print(f"| simulate (with cost and bookkeeping) | {simulate:.0f} | {physics:.0f} | {simulate / physics:.2f} |")
     print(f"| act | {middle('ours', 'act_us'):.0f} | | |")
-    print(f"| update (GAE and controller included) | {update:.0f} | {arithmetic:.0f} | {statistics.median(update_ratios):.2f} |")
+    ratio = statistics.median(update_ratios)
+    print(f"| update (GAE and controller included) | {update:.0f} | {arithmetic:.0f} | {ratio:.2f} |")
     print(f"| checkpoints | {middle('ours', 'checkpoint_us'):.1f} | | |")
-    print(f"\n{middle('floors', 'gflops'):.0f} GFLOP/s on this core; {middle('ours', 'megabytes'):.0f} MB resident at most.")
+    gflops, megabytes = middle("floors", "gflops"), middle("ours", "megabytes")
+    print(f"\n{gflops:.0f} GFLOP/s on this core; {megabytes:.0f} MB resident at most.")
 
 
 def main() -> None:

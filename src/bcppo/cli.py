@@ -104,11 +104,13 @@ def _train(arguments: list[str]) -> None:
 
     folder = train(config, method=options.method, out=options.out, watch=Watch(bar=not options.quiet))
     rows = folder.read_rows("evaluations")
-    keep = [i for i, final in enumerate(rows["final"]) if final]
-    results = {options.method: [{name: values[i] for name, values in rows.items()} for i in keep]}
+    results: dict[str, list[dict[str, float]]] = {}
+    for index, step in enumerate(rows["step"]):
+        row = {name: values[index] for name, values in rows.items()}
+        results.setdefault(f"{options.method}, {step:,} steps", []).append(row)
     if options.beside_random:
         env = environment_factory(config.task, config.cost_limit_rate)()
-        results["random"] = evaluate_policy(None, env, config.eval_seeds)
+        results["random actions"] = evaluate_policy(None, env, config.eval_seeds)
         env.close()
     _print_evaluation(results, config.limit_rate)
     print(f"run folder: {folder.path}")
@@ -188,7 +190,7 @@ def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: fl
     table = Table(title=f"{count} evaluation episodes; cost per step, limit {limit_rate:g}")
     columns = {
         "return": "return", "cost_rate": "cost rate", "cvar95": "CVaR@95", "safety_rate": "safety rate",
-        "worst_gap": "worst gap", "native_cost": "simulator's own cost", "length": "steps",
+        "worst_gap": "worst gap", "native_cost": "native cost", "length": "length",
     }  # fmt: skip
     table.add_column("policy")
     for title in columns.values():

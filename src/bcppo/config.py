@@ -201,7 +201,7 @@ class QRPPOConfig(PPOConfig):
         _require_number(self, "alpha", low=0.0, high=1.0, open_low=True, open_high=True)
         _require_number(self, "beta", low=0.0)
         highest = (self.quantiles - 0.5) / self.quantiles
-        _require(self, "alpha", self.alpha <= highest, f"at most {highest:g}, the highest of {self.quantiles} quantiles")
+        _require(self, "alpha", self.alpha <= highest, f"at most {highest:g}, the highest quantile of {self.quantiles}")
 
 
 def paper_preset(method_config: type[RunConfig], task: str) -> RunConfig:

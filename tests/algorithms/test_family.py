@@ -58,7 +58,7 @@ def test_reward_ppo_ignores_the_cost() -> None:
 
 
 def test_tail_weights_by_hand() -> None:
-    """Segments cost 1+2 = 3, 5, 4+0 = 4, 1: at α = 0.5 the quantile is 3, so 3, 5 and 4 are in the tail: 1/(1−½) = 2."""
+    """Segments cost 1+2 = 3, 5, 4+0 = 4, 1: at α = 0.5 the quantile is 3, so 3, 5, 4 are in the tail: 1/(1−½) = 2."""
     cost = np.array([[1.0, 2.0, 5.0, 4.0, 0.0, 1.0]])
     ended = np.array([[False, True, True, False, True, False]])
     np.testing.assert_array_equal(tail_weights(cost, ended, 0.5, 10.0), [2, 2, 2, 2, 2, 0])
@@ -99,7 +99,7 @@ def test_quantile_midpoints_and_tail_set() -> None:
     assert levels[0].item() == 0.5 / 32
     assert levels[31].item() == 31.5 / 32
     assert np.flatnonzero(levels >= 0.95).tolist() == [30, 31]
-    with pytest.raises(ConfigError, match="at most 0.984375"):
+    with pytest.raises(ConfigError, match=r"at most 0\.984375"):
         QRPPOConfig(alpha=0.99)
 
 
@@ -167,8 +167,9 @@ def test_every_method_is_deterministic_resumes_and_does_not_mind_company(method:
     assert {name: (folders[1] / name).read_bytes() for name in FILES} == expected
 
     # Stopped on the way, and resumed.
+    settings = settings_of(method, seed=1)
     with pytest.raises(KeyboardInterrupt):
-        train(settings_of(method, seed=1), method=method, out=tmp_path / "half", make_env=TinyCMDP, watch=Stop(bar=False))
+        train(settings, method=method, out=tmp_path / "half", make_env=TinyCMDP, watch=Stop(bar=False))
     resumed = resume(tmp_path / "half", make_env=TinyCMDP)
     assert {name: (resumed / name).read_bytes() for name in FILES} == expected
     multipliers = resumed.read_rows("progress")["multiplier"]
@@ -193,7 +194,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
             integral_gain=0.0, derivative_gain=5.0, eval_every=0, checkpoint_every=1_000_000,
         )  # fmt: skip
         if method == "qrppo":
-            settings = dataclasses.replace(settings, beta=0.01)  # its tail holds the mean cost too, which A_c has already
+            settings = dataclasses.replace(settings, beta=0.01)  # its tail holds the mean cost too, as A_c does
         folder = train(settings, method=method, out=tmp_path_factory.mktemp("family") / method, make_env=TinyCMDP)
         action = (load_policy(folder / "policy.safetensors").act(np.eye(2, dtype=np.float32))[:, 0] + 1) / 2
         found[method] = float(np.mean(np.array([0.5, 1.5]) * action))

@@ -34,11 +34,11 @@ def _with_signal(module: str, signal: str) -> Callable[[], Any]:
 
 METHODS: dict[str, Method] = {
     "bcppo": Method(
-        BCPPOConfig, _with_signal("bcppo", "Disagreement"), "the disagreement of cost critics, priced, in the cost branch"
+        BCPPOConfig, _with_signal("bcppo", "Disagreement"), "the priced disagreement of cost critics in the cost branch"
     ),
     "ppopid": Method(PPOConfig, _with_signal("ppo", "NoSignal"), "PPO with the PID multiplier: BCPPO with β = 0"),
-    "ppo": Method(PPOConfig, _with_signal("ppo", "Unconstrained"), "PPO on the reward alone; the cost is only measured"),
-    "cppo": Method(CPPOConfig, _with_signal("cppo", "TailWeight"), "a Monte Carlo upper-tail weight on the cost advantage"),
+    "ppo": Method(PPOConfig, _with_signal("ppo", "Unconstrained"), "PPO on the reward alone; cost is only measured"),
+    "cppo": Method(CPPOConfig, _with_signal("cppo", "TailWeight"), "a Monte Carlo tail weight on the cost advantage"),
     "qrppo": Method(QRPPOConfig, _with_signal("qrppo", "QuantileTail"), "the upper tail of a quantile cost critic"),
 }
 

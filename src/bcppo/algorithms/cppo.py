@@ -2,9 +2,10 @@
 
     A_c^MC = A_c · clip(1{C ≥ η} / (1 − α), 0, w_max),   η = the empirical α-quantile of C
 
-C is the summed cost of each trajectory segment in the batch, η is taken over the segments of the batch. Two things follow
-from the definition and are documented rather than mended: with a single segment in a batch every step has the same weight,
-which branch normalisation takes out again, so the update is PPO with PID; and w_max cancels for the same reason.
+C is the summed cost of each trajectory segment in the batch, η is taken over the segments of the batch. Two things
+follow from the definition and are documented rather than mended: with a single segment in a batch every step has the
+same weight, which branch normalisation takes out again, so the update is PPO with PID; and w_max cancels for the same
+reason.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     cost branch: A_c + β · mean{ q_i(s, a) : τ_i ≥ α },   τ_i = (i + ½) / N_q,   detached
 
-The critic's N_q heads descend the pinball loss against the scalar TD target y of BCPPO. A Huber loss of width 1 would, at
-these cost scales, fit expectiles instead of quantiles.
+The critic's N_q heads descend the pinball loss against the scalar TD target y of BCPPO. A Huber loss of width 1 would,
+at these cost scales, fit expectiles instead of quantiles.
 """
 
 from __future__ import annotations
