@@ -91,7 +91,19 @@ def test_the_folder_holds_what_it_should(hopper: RunFolder) -> None:
     names = {path.name for path in hopper.path.iterdir()}
     assert names == {*RESULTS, "timings.parquet", "timings.sum", "tensorboard"}
     assert hopper.status() == {"state": "finished", "message": ""}
-    assert any(path.name.startswith("events") for path in (hopper / "tensorboard").iterdir())
+
+
+def test_tensorboard_reads_the_curves(hopper: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    curves = EventAccumulator(str(hopper / "tensorboard"))
+    curves.Reload()
+    rows = hopper.read_rows("progress")
+    assert {"episode_return", "mean_cost", "cost_cvar95", "multiplier", "kl"} <= set(curves.Tags()["scalars"])
+    for name in ("mean_cost", "multiplier", "sigma_c"):
+        points = curves.Scalars(name)
+        assert [point.step for point in points] == rows["step"]
+        np.testing.assert_allclose([point.value for point in points], rows[name], rtol=1e-6)
 
 
 def test_progress_has_a_row_an_update_with_everything_to_watch(hopper: RunFolder) -> None:
@@ -117,6 +129,7 @@ def test_progress_agrees_with_the_episodes_and_with_itself(hopper: RunFolder) ->
     assert rows["cost_cvar95"][2] == pytest.approx(conditional_value_at_risk(rates, 0.95))
     np.testing.assert_allclose(rows["cumulative_cost"], 256 * np.cumsum(rows["mean_cost"]))
     np.testing.assert_allclose(rows["pid_error"], np.array(rows["mean_cost"]) - 0.005)
+    np.testing.assert_allclose(rows["penalty"], 0.014462 * np.array(rows["sigma_c"]), rtol=1e-4)  # h at the defaults
     positive = np.array(rows["multiplier"]) > 0
     np.testing.assert_allclose(rows["multiplier_positive_share"], np.cumsum(positive) / np.arange(1, 6))
     assert positive.any()
@@ -168,6 +181,14 @@ def test_stochastic_evaluation_is_another_and_repeats(hopper: RunFolder) -> None
     once, again = (evaluate(hopper.path, episodes=2, stochastic=True) for _ in range(2))
     assert once == again
     assert once != evaluate(hopper.path, episodes=2)
+
+
+def test_evaluation_does_not_depend_on_what_its_environment_did_before() -> None:
+    """An evaluation episode depends on its seed alone."""
+    fresh, used = (bcppo.make_task("goal1") for _ in range(2))
+    used.reset(seed=5)
+    evaluate_policy(None, used, [10_003])
+    assert evaluate_policy(None, used, [10_000]) == evaluate_policy(None, fresh, [10_000])
 
 
 def test_summary_follows_the_protocol() -> None:

@@ -22,7 +22,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +35,11 @@ from safetensors.numpy import save
 
 from bcppo.config import RunConfig, from_json, protocol_id, to_json
 from bcppo.errors import BcppoError, ConfigError, unknown_name
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 """Version of the folder's layout; a folder of another version is refused, not guessed at."""
@@ -207,6 +213,24 @@ class RunFolder:
             raise FolderError(f"The folder {self.path} cannot be made: {error.strerror}.") from error
         write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
         write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While one process works on the folder, no other does; the lock ends with its process, however that ends."""
+        if fcntl is None:
+            yield
+            return
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FolderError(f"Another process is at work in {self.path}; wait for it, or end it first.") from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(folder)
 
     def load_config(self, config_kinds: Mapping[str, type[RunConfig]]) -> tuple[str, RunConfig]:
         """(method, config) of the run in this folder."""

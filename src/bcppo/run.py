@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -386,16 +387,16 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
-    try:
+    with ExitStack() as ends:
+        for run in runs:
+            ends.callback(run.close)
+            ends.enter_context(run.folder.locked())
         trainer = Trainer(runs, watch)
         if not fresh:
             trainer.restore()
         for run in runs:
             run.folder.set_status(RUNNING)
         _train(trainer, watch)
-    finally:
-        for run in runs:
-            run.close()
     return runs[0].folder
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from time import perf_counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from platform import node
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class Watch:
         self._bar, self._curves = bar, curves
         self._progress: Any = None
         self._tasks: dict[int, Any] = {}
-        self._writers: dict[int, Any] = {}
+        self._writers: dict[int, _Curves] = {}
         self._logged: dict[int, int] = {}
         self._printed: dict[int, int] = {}
         self._start = (0.0, 0)
@@ -38,7 +41,8 @@ class Watch:
         self._start = (perf_counter(), runs[0].step)
         for run in runs:
             if self._curves and run.config.tensorboard:
-                self._writers[id(run)] = _writer(run)
+                with self._whole_disk(run):
+                    self._writers[id(run)] = _Curves(run.folder / "tensorboard", run.step)
             self._logged[id(run)] = run.step
             self._printed[id(run)] = run.step
         if not (self._bar and sys.stderr.isatty()):
@@ -63,9 +67,8 @@ class Watch:
         row = {name: values[-1] for name, values in run.rows["progress"].items()}
         if id(run) in self._writers and run.step - self._logged[id(run)] >= run.config.log_every:
             self._logged[id(run)] = run.step
-            for name in _CURVES:
-                if name in row and math.isfinite(row[name]):
-                    self._writers[id(run)].add_scalar(name, row[name], run.step)
+            with self._whole_disk(run):
+                self._writers[id(run)].add(run.step, {name: row[name] for name in _CURVES if name in row})
         if not self._bar:
             return
         if self._progress is not None:
@@ -87,9 +90,49 @@ class Watch:
         began, step = self._start
         return (run.step - step) / max(perf_counter() - began, 1e-9)
 
+    @contextmanager
+    def _whole_disk(self, run: Run) -> Iterator[None]:
+        """Curves that cannot be written are no reason to stop a run: they end, with a warning."""
+        try:
+            yield
+        except OSError as error:
+            self._writers.pop(id(run), None)
+            self.warn(f"The TensorBoard curves of {run.folder.path} end here: {error.strerror or error}.")
+
     def _close(self) -> None:
         for writer in self._writers.values():
             writer.close()
+
+
+class _Curves:
+    """A TensorBoard event file, written in this thread: torch's writer fails in another one, with a traceback."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)
+        self._file = (folder / f"events.out.tfevents.{time():.6f}.{node()}.{os.getpid()}").open("ab")
+        self._records = RecordWriter(self._file)
+        self._write(Event(file_version="brain.Event:2"))
+        # What an earlier life of the run wrote beyond the checkpoint it goes on from is taken back.
+        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name, simple_value=x) for name, x in values.items() if math.isfinite(x)]
+        self._write(Event(step=step, summary=Summary(value=points)))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time()
+        self._records.write(event.SerializeToString())
+        self._file.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
 
 
 def silent() -> Watch:
@@ -119,9 +162,3 @@ def _progress_bar():
         TextColumn("{task.fields[facts]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
         console=Console(stderr=True), refresh_per_second=4,
     )  # fmt: skip
-
-
-def _writer(run: Run):
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.step)

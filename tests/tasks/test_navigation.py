@@ -468,6 +468,12 @@ def test_an_episode_is_cut_after_a_thousand_steps(name):
     env.step(np.zeros(2))
 
 
+def test_the_time_limit_needs_no_wrapper():
+    env = NavigationEnv("goal", 0)
+    env.reset(seed=0)
+    assert [env.step([0.0, 0.0])[3] for _ in range(1000)] == [False] * 999 + [True]
+
+
 def test_a_step_before_the_first_reset_is_one_sentence():
     with pytest.raises(BcppoError, match="call reset"):
         NavigationEnv("goal", 1).step([0.0, 0.0])

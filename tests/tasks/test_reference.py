@@ -202,20 +202,33 @@ def test_any_mujoco_places_everything_alike(name):
 def test_another_mujoco_begins_alike(name):
     """The first three steps on MuJoCo 4.0 are within 1e-6 of those on 2.3.3 (seen: 2e-7).
 
-    Later ones are not: contacts amplify the releases' different rounding to whole digits within some fifty steps. The
-    gremlins' lidar is off by up to 3e-4 from the first step on, since the weld that tows them is computed differently.
+    Later ones are not: contacts amplify the releases' different rounding to whole digits within some fifty steps. And
+    two things are computed differently from the first step on: the weld that tows a gremlin (seen: 4e-4 in its lidar),
+    and a box that starts in contact with a pillar (seen: 8e-3).
     """
-    env, recording = make(name), Recording(name)
-    ours = play(env, recording, 0, limit=3)
-    np.testing.assert_allclose(ours["rewards"], recording.steps("rewards", 0, 3), rtol=0, atol=1e-6)
-    assert (ours["flags"] == recording.steps("flags", 0, 3)).all()
-    assert (ours["costs"] == recording.steps("costs", 0, 3)).all()
-    gremlins = slice(-16, None) if name in ("button1", "button2") else slice(0, 0)
-    for step, genuine in recording.kept_observations(0, limit=3):
-        difference = np.abs(ours["observations"][step + 1] - genuine)
-        assert difference[gremlins].max(initial=0) < 1e-3
-        difference[gremlins] = 0
-        assert difference.max() < 1e-6, f"step {step}"
+    recording = Recording(name)
+    for episode in range(recording.episodes):
+        if recording.seed(episode) is None:
+            continue
+        env = make(name)
+        env.reset(seed=recording.seed(episode))
+        tolerance = 2e-2 if box_touches_pillar(env) else 1e-6
+        ours = play(env, recording, episode, limit=3)
+        np.testing.assert_allclose(ours["rewards"], recording.steps("rewards", episode, 3), rtol=0, atol=tolerance)
+        assert (ours["flags"] == recording.steps("flags", episode, 3)).all()
+        assert (ours["costs"] == recording.steps("costs", episode, 3)).all()
+        gremlins = slice(-16, None) if name in ("button1", "button2") else slice(0, 0)
+        for step, genuine in recording.kept_observations(episode, limit=3):
+            difference = np.abs(ours["observations"][step + 1] - genuine)
+            assert difference[gremlins].max(initial=0) < 1e-3
+            difference[gremlins] = 0
+            assert difference.max() < tolerance, f"episode {episode}, step {step}"
+
+
+def box_touches_pillar(env: gymnasium.Env) -> bool:
+    model, data = env.unwrapped.model, env.unwrapped.data
+    bodies = [{model.body(model.geom_bodyid[g]).name for g in (c.geom1, c.geom2)} for c in data.contact]
+    return any("push_box" in pair and any(name.startswith("pillar") for name in pair) for pair in bodies)
 
 
 @pytest.mark.skipif("BCPPO_REFERENCE" in os.environ, reason="this is about the committed recordings")
