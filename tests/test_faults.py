@@ -76,6 +76,13 @@ def one_sentence(error: pytest.ExceptionInfo[BaseException]) -> str:
     return text
 
 
+def complaint(stderr: str) -> str:
+    """The error the command line ends with; before it, Gymnasium may warn that Hopper-v4 has a successor."""
+    assert "Traceback" not in stderr
+    (found,) = re.findall(r"^error: (.*)\n", stderr, re.MULTILINE)
+    return found
+
+
 # --- an environment that fails ---
 
 
@@ -185,7 +192,7 @@ def test_a_file_that_may_not_grow_is_reported_by_the_command_line(tmp_path: Path
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
     )  # fmt: skip
     assert done.returncode == 2
-    assert re.fullmatch(r"error: Could not write checkpoint.* File too large; what was .* intact\.\n", done.stderr)
+    assert re.fullmatch(r"Could not write checkpoint.* File too large; what was .* intact\.", complaint(done.stderr))
     assert RunFolder(tmp_path / "run").status()["state"] == "failed"
     assert RunFolder(tmp_path / "run").read_rows("progress")["step"] == [64]
 
@@ -423,7 +430,7 @@ def test_a_diverging_run_ends_with_one_sentence_on_the_command_line(tmp_path: Pa
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert re.fullmatch(r"error: Training diverged[^\n]*\.\n", done.stderr)
+    assert re.fullmatch(r"Training diverged.*\.", complaint(done.stderr))
 
 
 # --- the policy file ---
