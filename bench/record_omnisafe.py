@@ -37,7 +37,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "cpo_part_unsafe_other_seed": {"algorithm": "CPO", "costs": [25 + 2**-6], "epochs": 1, "seed": 1},
     "cpo_unsafe": {"algorithm": "CPO", "costs": [40.0, 35.0], "epochs": 1},
     "cpo_part_safe_cost_opposed": {"algorithm": "CPO", "costs": [25 - 2**-10, 25 - 2**-6], "epochs": 1, "slope": -1.0},
-    "cpo_part_unsafe_cost_opposed": {"algorithm": "CPO", "costs": [25 + 2**-10, 25 + 2**-7], "epochs": 1, "slope": -1.0},
+    "cpo_part_unsafe_cost_opposed": {
+        "algorithm": "CPO", "costs": [25 + 2**-10, 25 + 2**-7], "epochs": 1, "slope": -1.0,
+    },
     "cpo_narrow_policy": {"algorithm": "CPO", "costs": [10.0, 24.90625], "epochs": 1, "seed": 2, "log_std": -1.5},
     "cpo_no_cost_gradient": {"algorithm": "CPO", "costs": [10.0], "epochs": 1, "cost_scale": 0.0},
 }  # fmt: skip
@@ -122,7 +124,7 @@ def make(scenario: dict[str, Any], folder: str) -> Any:
     with torch.no_grad():
         agent._actor_critic.actor.log_std.copy_(scenario.get("log_std", 0.0) + torch.tensor([-0.3, 0.2]))
         for parameter in agent._actor_critic.cost_critic.parameters():
-            parameter *= scenario.get("cost_scale", 1.0)
+            parameter.mul_(scenario.get("cost_scale", 1.0))
     return agent
 
 

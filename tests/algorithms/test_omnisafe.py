@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +152,22 @@ def test_step_direction_is_omnisafes(name: str, monkeypatch: pytest.MonkeyPatch)
         order = ["log_std", "weight0", "bias0", "weight1", "bias1", "weight2", "bias2"]
         theirs = record["direction"]
         np.testing.assert_allclose(flat(found, order), theirs, rtol=0, atol=RELATIVE * np.abs(theirs).max())
+
+
+@pytest.mark.full
+def test_the_records_are_what_omnisafe_does_today(tmp_path: Path) -> None:
+    python = os.environ.get("OMNISAFE_PYTHON")
+    if not python:
+        pytest.skip("OMNISAFE_PYTHON names no Python that has OmniSafe 0.5.0; the recorded updates stand for it")
+    script = Path(__file__).parents[2] / "bench" / "record_omnisafe.py"
+    subprocess.run([python, script, tmp_path / "new.npz"], check=True, capture_output=True)
+    with np.load(tmp_path / "new.npz") as new:
+        assert set(new.files) == set(ARRAYS)
+        for name, array in ARRAYS.items():
+            if array.dtype.kind == "f":
+                np.testing.assert_allclose(new[name], array, rtol=1e-9, atol=1e-12, err_msg=name)
+            else:
+                np.testing.assert_array_equal(new[name], array, err_msg=name)
 
 
 def test_scenarios_reach_every_branch() -> None:
