@@ -185,7 +185,7 @@ class Stop(Watch):
 
 
 FAMILY = {"learning_rate": 1e-3, "proportional_gain": 0.3, "integral_gain": 0.0, "derivative_gain": 5.0}
-# With the cost advantage divided by an episode's length, PPOLag's multiplier would have to climb eight times as far, and
+# With the cost advantage divided by an episode's length, PPOLag's multiplier would have to climb eight times as far and
 # FOCOPS's beyond its ceiling. FOCOPS's policy is let move faster than by default, so that its multiplier, which only
 # integrates, swings less.
 OMNISAFE: dict[str, dict] = {
