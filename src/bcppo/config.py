@@ -121,13 +121,7 @@ class PPOConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "rollout", self.rollout >= 2, "at least 2 steps")
-        whole = f"the rollout's {self.rollout} steps"
-        _require(self, "minibatch", 1 <= self.minibatch <= self.rollout, f"between 1 and {whole}")
-        _require(self, "minibatch", self.rollout % self.minibatch == 0, f"a divisor of {whole}")
-        _require(self, "num_envs", self.rollout % self.num_envs == 0, f"a divisor of {whole}")
-        _require(self, "epochs", self.epochs >= 1, "at least 1")
-        _require(self, "hidden", bool(self.hidden) and min(self.hidden) >= 1, "one or more positive widths")
+        _require_batches(self)
         _require_number(self, "learning_rate", low=0.0, open_low=True)
         for name in ("discount", "trace_decay"):
             _require_number(self, name, low=0.0, high=1.0)
@@ -202,6 +196,141 @@ class QRPPOConfig(PPOConfig):
         _require_number(self, "beta", low=0.0)
         highest = (self.quantiles - 0.5) / self.quantiles
         _require(self, "alpha", self.alpha <= highest, f"at most {highest:g}, the highest quantile of {self.quantiles}")
+
+
+@dataclass(frozen=True)
+class OmniConfig(RunConfig):
+    """What PPOLag, FOCOPS and CPO share: OmniSafe 0.5.0's defaults with the paper's 2048 / 256 / 20."""
+
+    steps: int = 999_424
+    """Environment steps to train for, rounded up to a whole rollout; 488 rollouts of 2048 in the paper."""
+    rollout: int = 2048
+    """Steps collected between updates."""
+    minibatch: int = 256
+    """Rows in a gradient step."""
+    epochs: int = 20
+    """Passes over a rollout, fewer where the policy's KL divergence stops them."""
+    critic_learning_rate: float = 3e-4
+    """Adam's step size for the two value networks; it does not decay."""
+    critic_penalty: float = 1e-3
+    """Weight of the sum of squares of a value network's parameters in its loss."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden tanh layers, of every network."""
+    discount: float = 0.99
+    """γ, of rewards and of costs."""
+    trace_decay: float = 0.95
+    """λ of generalised advantage estimation."""
+    initial_log_std: float = 0.0
+    """Log standard deviation the policy starts with."""
+    max_grad_norm: float = 40.0
+    """Gradient norm above which a network's gradient is scaled down; 0 for never."""
+    target_kl: float = 0.02
+    """KL divergence from the rollout's policy beyond which the policy is not to move."""
+    normalize_observations: bool = True
+    """Train and act on observations less their running mean, over their running standard deviation, clipped to ±5."""
+    window: int = 50
+    """Finished episodes over which the constraint's statistic is taken."""
+    rate_units: bool = True
+    """Compare a mean cost per step with cost_limit_rate, as the paper does; off compares episodes' summed cost."""
+    episode_cost_limit: float = 25.0
+    """Limit on an episode's summed cost, in force where rate_units is off only."""
+    cost_advantage_scale: str = "length"
+    """In rate units, what the cost advantage is divided by: length (the observed mean episode length) or one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_batches(self)
+        for name in ("critic_learning_rate", "target_kl"):
+            _require_number(self, name, low=0.0, open_low=True)
+        for name in ("critic_penalty", "max_grad_norm", "episode_cost_limit"):
+            _require_number(self, name, low=0.0)
+        for name in ("discount", "trace_decay"):
+            _require_number(self, name, low=0.0, high=1.0)
+        _require_number(self, "initial_log_std", low=-20.0, high=5.0)
+        _require(self, "window", self.window >= 1, "at least 1")
+        _require(self, "cost_advantage_scale", self.cost_advantage_scale in ("length", "one"), "length or one")
+
+    @property
+    def updates(self) -> int:
+        """Updates in a whole run."""
+        return -(-self.steps // self.rollout)
+
+
+@dataclass(frozen=True)
+class LagrangeConfig(OmniConfig):
+    """What PPOLag and FOCOPS share: a policy descended by Adam, and a multiplier ascended by Adam."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size for the policy at the start."""
+    learning_rate_decay: bool = True
+    """Let the policy's step size fall linearly, to reach 0 with the end of the run."""
+    multiplier_start: float = 0.001
+    """λ before the first update."""
+    multiplier_learning_rate: float = 0.035
+    """Adam's step size for the multiplier, which climbs where the constraint's statistic is above the limit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("learning_rate", "multiplier_learning_rate"):
+            _require_number(self, name, low=0.0, open_low=True)
+        _require_number(self, "multiplier_start", low=0.0)
+
+
+@dataclass(frozen=True)
+class PPOLagConfig(LagrangeConfig):
+    """PPOLag: clipped PPO on (A_r − λ·A_c) / (1 + λ)."""
+
+    clip: float = 0.2
+    """ε of the clipped objective."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_number(self, "clip", low=0.0, open_low=True)
+
+
+@dataclass(frozen=True)
+class FOCOPSConfig(LagrangeConfig):
+    """FOCOPS: towards the best policy near the rollout's, sample by sample, as long as the sample stays near."""
+
+    eta: float = 0.02
+    """η: a sample whose KL divergence from the rollout's policy exceeds this drops out of the loss."""
+    temperature: float = 1.5
+    """Temperature of the target policy; the advantage is divided by it."""
+    multiplier_max: float = 2.0
+    """The multiplier's ceiling."""
+    broadcast_kl: bool = False
+    """Pair every sample's KL with every sample's advantage, as OmniSafe 0.5.0 does by a slip of shapes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("eta", "temperature", "multiplier_max"):
+            _require_number(self, name, low=0.0, open_low=True)
+
+
+@dataclass(frozen=True)
+class CPOConfig(OmniConfig):
+    """CPO: one step a rollout to the solution of the linearised problem in a trust region."""
+
+    epochs: int = 10
+    """Passes of the value networks over a rollout; the policy takes one step."""
+    critic_learning_rate: float = 1e-3
+    """Adam's step size for the two value networks."""
+    target_kl: float = 0.01
+    """δ, the trust region's size: the KL divergence, averaged over the action's axes too, as OmniSafe has it."""
+    damping: float = 0.1
+    """What is added to the diagonal of the Fisher matrix."""
+    conjugate_gradient_steps: int = 10
+    """Iterations of each of the two linear solves."""
+    search_steps: int = 20
+    """Step lengths tried, each 0.8 times the one before; the policy stays where none is good."""
+    release_dual: bool = False
+    """Solve the dual with the sign of gᵀH⁻¹b as in OmniSafe 0.5.0, where it is reversed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_number(self, "damping", low=0.0)
+        for name in ("conjugate_gradient_steps", "search_steps"):
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
 
 
 def paper_preset(method_config: type[RunConfig], task: str) -> RunConfig:
@@ -295,6 +424,16 @@ def _settle_types(config: RunConfig) -> None:
 def _require(config: RunConfig, name: str, holds: bool, what: str) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {what}, but {getattr(config, name)!r} was given.")
+
+
+def _require_batches(config: PPOConfig | OmniConfig) -> None:
+    _require(config, "rollout", config.rollout >= 2, "at least 2 steps")
+    whole = f"the rollout's {config.rollout} steps"
+    _require(config, "minibatch", 1 <= config.minibatch <= config.rollout, f"between 1 and {whole}")
+    _require(config, "minibatch", config.rollout % config.minibatch == 0, f"a divisor of {whole}")
+    _require(config, "num_envs", config.rollout % config.num_envs == 0, f"a divisor of {whole}")
+    _require(config, "epochs", config.epochs >= 1, "at least 1")
+    _require(config, "hidden", bool(config.hidden) and min(config.hidden) >= 1, "one or more positive widths")
 
 
 def _require_number(

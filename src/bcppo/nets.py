@@ -70,9 +70,14 @@ class Stack:
     """N tanh networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
 
     def __init__(
-        self, sizes: Sequence[int], networks: int, streams: Sequence[np.random.Generator], device: torch.device
+        self,
+        sizes: Sequence[int],
+        networks: int,
+        streams: Sequence[np.random.Generator],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ):
-        self.sizes, self.networks, self.runs = tuple(sizes), networks, len(streams)
+        self.sizes, self.networks, self.runs, self.dtype = tuple(sizes), networks, len(streams), dtype
         self.parameters: dict[str, Tensor] = {}
         last = len(sizes) - 2
         for layer, (width_in, width_out) in enumerate(pairwise(sizes)):
@@ -91,7 +96,7 @@ class Stack:
             self._add(f"bias{layer}", bias, device)
 
     def _add(self, name: str, values: np.ndarray, device: torch.device) -> None:
-        self.parameters[name] = torch.tensor(values, dtype=torch.float32, device=device).requires_grad_()
+        self.parameters[name] = torch.tensor(values, dtype=self.dtype, device=device).requires_grad_()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[R, B, in] → [R, N, B, out]; every network of a run sees the run's rows."""
@@ -124,8 +129,9 @@ class GaussianPolicy(Stack):
         initial_log_std: Sequence[float],
         streams: Sequence[np.random.Generator],
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(sizes, 1, streams, device)
+        super().__init__(sizes, 1, streams, device, dtype)
         self._add("log_std", _padded(np.repeat(np.array(initial_log_std)[:, None], sizes[-1], axis=1)), device)
 
     def mean(self, observation: Tensor) -> Tensor:
@@ -143,7 +149,10 @@ class GaussianPolicy(Stack):
 
 
 class Adam:
-    """Adam with a learning rate for each run, on a stack's parameters."""
+    """Adam with a learning rate for each run, on a stack's parameters.
+
+    `apart` takes the gradient norm of each network of a run by itself, as if each had an optimiser of its own.
+    """
 
     def __init__(
         self,
@@ -152,35 +161,43 @@ class Adam:
         max_grad_norm: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
+        *,
+        apart: bool = False,
     ):
         self.parameters = parameters
         self.first = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
         self.second = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
-        self.steps = 0
+        self.rates = [float(rate) for rate in learning_rate]
+        self.steps = [0] * len(self.rates)
         self._betas, self._epsilon, self._max_grad_norm = betas, epsilon, max_grad_norm
-        self._rates = [float(rate) for rate in learning_rate]
+        self._axes = 2 if apart else 1
 
-    def descend(self, loss: Tensor) -> None:
-        """One step down the sum of the runs' losses."""
+    def descend(self, loss: Tensor, active: Sequence[bool] | None = None) -> None:
+        """One step down the sum of the runs' losses; of the active runs only, where some have stopped."""
         names = list(self.parameters)
         gradients = torch.autograd.grad(loss.sum(), [self.parameters[name] for name in names])
-        self.step(dict(zip(names, self._clipped(gradients))))
+        clipped = dict(zip(names, self._clipped(gradients)))
+        if active is None or (all(active) and len(set(self.steps)) == 1):
+            self.step(clipped)
+        else:
+            self._step_apart(clipped, [run for run, goes_on in enumerate(active) if goes_on])
 
     def _clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Each run's gradient, scaled down where its norm over the whole stack of networks exceeds the maximum."""
+        """Each run's (or network's) gradient, scaled down where its norm exceeds the maximum."""
         if not self._max_grad_norm:
             return gradients
-        norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+        axes = self._axes
+        norm = torch.stack([gradient.flatten(axes).square().sum(axes) for gradient in gradients]).sum(0).sqrt()
         scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        return [gradient * scale.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]
+        return [gradient * scale.view(*scale.shape, *[1] * (gradient.dim() - axes)) for gradient in gradients]
 
     @torch.no_grad()
     def step(self, gradients: dict[str, Tensor]) -> None:
         """θ ← θ − lr·m̂ / (√v̂ + ε), the bias corrections folded into lr and ε."""
-        self.steps += 1
+        self.steps = [steps + 1 for steps in self.steps]
         beta1, beta2 = self._betas
-        root = math.sqrt(1 - beta2**self.steps)
-        sizes = [rate * root / (1 - beta1**self.steps) for rate in self._rates]
+        root = math.sqrt(1 - beta2 ** self.steps[0])
+        sizes = [rate * root / (1 - beta1 ** self.steps[0]) for rate in self.rates]
         uniform = len(set(sizes)) == 1
         for name, gradient in gradients.items():
             first, second, parameter = self.first[name], self.second[name], self.parameters[name]
@@ -192,6 +209,20 @@ class Adam:
             else:
                 for run, size in enumerate(sizes):  # one by one, so that each rounds as it would alone
                     parameter[run].addcdiv_(first[run], scale[run], value=-size)
+
+    @torch.no_grad()
+    def _step_apart(self, gradients: dict[str, Tensor], runs: Sequence[int]) -> None:
+        """The same for some runs, each at its own count of steps; the others' weights and moments stay untouched."""
+        beta1, beta2 = self._betas
+        for run in runs:
+            self.steps[run] += 1
+            root = math.sqrt(1 - beta2 ** self.steps[run])
+            size = self.rates[run] * root / (1 - beta1 ** self.steps[run])
+            for name, gradient in gradients.items():
+                first, second = self.first[name][run], self.second[name][run]
+                first.lerp_(gradient[run], 1 - beta1)
+                second.mul_(beta2).addcmul_(gradient[run], gradient[run], value=1 - beta2)
+                self.parameters[name][run].addcdiv_(first, second.sqrt().add_(self._epsilon * root), value=-size)
 
     def state(self) -> dict[str, Tensor]:
         return {

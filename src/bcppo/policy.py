@@ -14,8 +14,9 @@ from bcppo.records import FolderError, read_tensors, write_tensors
 class NumpyPolicy:
     """A diagonal Gaussian policy on tanh hidden layers, in float32.
 
-    `weights` holds weight0, bias0, … in the layout [in, out], and log_std. The deterministic action is the mean clipped
-    to the action space.
+    `weights` holds weight0, bias0, … in the layout [in, out], and log_std; where the policy was trained on normalised
+    observations also `offset`, `scale` [obs] and `bound` [1]: it sees (observation − offset) / scale, clipped to
+    ±bound. The deterministic action is the mean clipped to the action space.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], low: np.ndarray, high: np.ndarray) -> None:
@@ -24,10 +25,15 @@ class NumpyPolicy:
         count = sum(name.startswith("weight") for name in weights)
         self._layers = [(self.weights[f"weight{i}"], self.weights[f"bias{i}"]) for i in range(count)]
         self.std = np.exp(self.weights["log_std"])
+        self._normalizes = "offset" in weights
 
     def mean(self, observation: np.ndarray) -> np.ndarray:
         """The unclipped mean action of an observation [obs] or of several [B, obs]."""
         hidden = observation.astype(np.float32)
+        if self._normalizes:
+            hidden = (hidden - self.weights["offset"]) / self.weights["scale"]
+            bound = self.weights["bound"]
+            hidden = np.minimum(np.maximum(hidden, -bound), bound)
         for weight, bias in self._layers[:-1]:
             hidden = hidden @ weight
             hidden += bias

@@ -207,7 +207,7 @@ class Trainer:
         self.learner = learner([run.config for run in runs], first.widths, [run.streams for run in runs], self.device)
 
     def policy(self, index: int) -> NumpyPolicy:
-        return NumpyPolicy(self.learner.policy.arrays(index), *self.runs[index].bounds)
+        return NumpyPolicy(self.learner.policy_arrays(index), *self.runs[index].bounds)
 
     def train(self) -> None:
         """To the end, from wherever the runs are."""
@@ -286,7 +286,7 @@ class Trainer:
         tensors: dict[str, np.ndarray] = {}
         for name, optimizer in self.learner.optimizers().items():
             tensors |= {f"{name}.{key}": t[index].detach().cpu().numpy() for key, t in optimizer.state().items()}
-            tensors[f"{name}.steps"] = np.array(optimizer.steps)
+            tensors[f"{name}.steps"] = np.array(optimizer.steps[index])
         tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.controller._asdict().items()}
         for number, collector in enumerate(self.runs[index].collectors):
             tensors[f"actions{number}"] = collector.state()[1]
@@ -311,7 +311,7 @@ class Trainer:
             for name, optimizer in self.learner.optimizers().items():
                 for key, tensor in optimizer.state().items():
                     tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
-                optimizer.steps = int(tensors[f"{name}.steps"])
+                optimizer.steps[index] = int(tensors[f"{name}.steps"])
             for key, tensor in self.learner.controller._asdict().items():
                 tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
         except (KeyError, RuntimeError) as error:

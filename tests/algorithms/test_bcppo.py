@@ -251,7 +251,7 @@ def masks_drawn(monkeypatch: pytest.MonkeyPatch, runs: int = 1, **changes) -> np
     monkeypatch.setattr(module, "masked_td_loss", watched)
     settings = config(rollout=1024, minibatch=64, epochs=3, hidden=(8,), **changes)
     stacked = BCPPO([settings] * runs, WIDTHS, [Streams(seed, 1) for seed in range(runs)], CPU)
-    fields = {name: value for name, value in vars(batch(steps=1024)).items() if name != "environments"}
+    fields = {name: value for name, value in vars(batch(steps=1024)).items() if isinstance(value, Tensor)}
     several = {name: value.repeat(runs, *[1] * (value.dim() - 1)) for name, value in fields.items()}
     stacked.update(Batch(**several, environments=1))
     return np.stack(seen)

@@ -112,7 +112,7 @@ def disagreements(configs: list[BCPPOConfig], steps: int) -> dict[str, float]:
     alone = [BCPPO([c], widths, [Streams(c.seed, 1)], device) for c in configs]
     for cycle in range(2):
         batches = [batch(seed=10 * cycle + c.seed, steps=steps) for c in configs]
-        fields = [name for name in vars(batches[0]) if name != "environments"]
+        fields = [name for name, value in vars(batches[0]).items() if isinstance(value, torch.Tensor)]
         together.update(
             Batch(**{name: torch.cat([getattr(b, name) for b in batches]) for name in fields}, environments=1)
         )

@@ -8,7 +8,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from bcppo.config import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig, RunConfig
+from bcppo.config import (
+    BCPPOConfig,
+    CPOConfig,
+    CPPOConfig,
+    FOCOPSConfig,
+    PPOConfig,
+    PPOLagConfig,
+    QRPPOConfig,
+    RunConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,10 @@ def _with_signal(module: str, signal: str) -> Callable[[], Any]:
     return load
 
 
+def _learner(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(import_module(f"bcppo.algorithms.{module}"), name)
+
+
 METHODS: dict[str, Method] = {
     "bcppo": Method(
         BCPPOConfig, _with_signal("bcppo", "Disagreement"), "the priced disagreement of cost critics in the cost branch"
@@ -40,6 +53,9 @@ METHODS: dict[str, Method] = {
     "ppo": Method(PPOConfig, _with_signal("ppo", "Unconstrained"), "PPO on the reward alone; cost is only measured"),
     "cppo": Method(CPPOConfig, _with_signal("cppo", "TailWeight"), "a Monte Carlo tail weight on the cost advantage"),
     "qrppo": Method(QRPPOConfig, _with_signal("qrppo", "QuantileTail"), "the upper tail of a quantile cost critic"),
+    "ppolag": Method(PPOLagConfig, _learner("ppolag", "PPOLag"), "clipped PPO with a multiplier, as in OmniSafe 0.5.0"),
+    "focops": Method(FOCOPSConfig, _learner("focops", "FOCOPS"), "first-order constrained steps in policy space"),
+    "cpo": Method(CPOConfig, _learner("cpo", "CPO"), "a constrained step in a trust region, with a line search"),
 }
 
 CONFIGS: dict[str, type[RunConfig]] = {name: method.config for name, method in METHODS.items()}

@@ -25,6 +25,8 @@ class Batch:
     terminated: Tensor  # [R, T] bool
     ended: Tensor  # [R, T] bool: terminated or truncated
     environments: int
+    episodes: Sequence[Sequence[tuple[float, float]]] = ()
+    """Of each run, (summed cost, length) of every episode that ended in the rollout, in order."""
 
     def trajectories(self, values: Tensor) -> Tensor:
         """[R, T] → [R·E, T/E]: one row an environment, so that no trace runs from one into the next."""
@@ -54,4 +56,12 @@ def stack_rollouts(
         terminated=terminated,
         ended=terminated | tensor("truncated"),
         environments=len(rollouts[0]),
+        episodes=[_ended_episodes(run) for run in rollouts],
     )
+
+
+def _ended_episodes(rollouts: Sequence[Rollout]) -> list[tuple[float, float]]:
+    """Environments are stepped side by side, so their episodes are put in the order of their last rows."""
+    ended = [(episode["end"], index, episode) for index, one in enumerate(rollouts) for episode in one.episodes]
+    ordered = [episode for _, _, episode in sorted(ended, key=lambda item: item[:2])]
+    return [(episode["cost_rate"] * episode["length"], episode["length"]) for episode in ordered]

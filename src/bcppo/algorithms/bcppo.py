@@ -223,6 +223,10 @@ class BCPPO:
             "integral": self.controller.integral,
         }
 
+    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+        """What collects and is deployed."""
+        return self.policy.arrays(run)
+
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer, **self.signal.optimizers()}
 

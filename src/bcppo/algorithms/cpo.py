@@ -1,0 +1,165 @@
+"""CPO: constrained policy optimisation, with OmniSafe 0.5.0's line search, damping and units.
+
+One policy step a rollout: natural gradients of reward and cost by conjugate gradients, the step that the linearised
+problem in a trust region has (`math/trust_region.py`), shortened until the surrogate agrees; then the values' epochs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcppo.algorithms.onpolicy import Metrics, OnPolicy, Sample, Tally
+from bcppo.errors import ConfigError
+from bcppo.math.surrogate import gaussian_log_prob
+from bcppo.math.trust_region import Step, conjugate_gradients, constrained_step, dot
+from bcppo.nets import tanh_
+
+DECAY = 0.8
+"""Each step length tried is so much of the one before."""
+
+
+class CPO(OnPolicy):
+    """Its multiplier is ν*, the price of cost in the step's dual: nothing is carried from one rollout to the next."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._damping = self.vector("damping").to(self._dtype).unsqueeze(1)
+        self._reverse = torch.tensor([c.release_dual for c in self.configs], device=self._device)
+        self._steps = [c.conjugate_gradient_steps for c in self.configs]
+        self._search_steps = [c.search_steps for c in self.configs]
+        if len(set(self._steps)) > 1 or len(set(self._search_steps)) > 1:
+            raise ConfigError("Runs of one stack must agree on conjugate_gradient_steps and search_steps.")
+
+    def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+        step = self._solve(rollout, excess)
+        found = self._search(rollout, step, excess)
+        self.controller = self.controller._replace(multiplier=step.cost_multiplier)
+        tally, everyone = Tally(len(self.configs), self._device), [True] * len(self.configs)
+        for _ in range(self.config.epochs):
+            for rows in self._draw_minibatches(rollout, everyone):
+                tally.add(self.descend_values(rollout.take(rows)), everyone)
+        log_std = self.policy.log_std.detach().sum(-1)
+        return tally.means() | found | {"case": step.case.double(), "log_std": log_std}
+
+    def _surrogates(self, rollout: Sample) -> tuple[Tensor, Tensor]:
+        """(−E[ratio·A_r], E[ratio·A_c]) of each run."""
+        log_prob = gaussian_log_prob(rollout.action, self.policy.mean(rollout.observation), self.policy.log_std)
+        ratio = (log_prob - rollout.log_prob).exp()
+        return -(ratio * rollout.reward_advantage).mean(-1), (ratio * rollout.cost_advantage).mean(-1)
+
+    def _solve(self, rollout: Sample, excess: Tensor) -> Step:
+        reward_loss, cost = self._surrogates(rollout)
+        parameters = list(self.policy.parameters.values())
+        gradient = -_flat(torch.autograd.grad(reward_loss.sum(), parameters, retain_graph=True))  # g
+        cost_gradient = _flat(torch.autograd.grad(cost.sum(), parameters))  # b
+        fisher = _Fisher(self, rollout.observation)
+        steps = self._steps[0]
+        natural = conjugate_gradients(fisher, gradient, steps)
+        natural_cost = conjugate_gradients(fisher, cost_gradient, steps)
+        return constrained_step(
+            natural,
+            natural_cost,
+            q=dot(natural, fisher(natural)).double(),
+            r=dot(gradient, natural_cost).double(),
+            s=dot(cost_gradient, natural_cost).double(),
+            excess=excess,
+            cost_gradient_square=dot(cost_gradient, cost_gradient).double(),
+            size=self._target_kl,
+            reverse=self._reverse,
+        )
+
+    @torch.no_grad()
+    def _search(self, rollout: Sample, step: Step, excess: Tensor) -> Metrics:
+        """The longest of the step lengths 1, 0.8, 0.64, … that keeps what the step promised, or 0 where none does."""
+        before = {name: parameter.detach().clone() for name, parameter in self.policy.parameters.items()}
+        old_log_std = self.policy.log_std.clone()
+        reward_loss, cost = self._surrogates(rollout)
+        accepted, kl = torch.zeros_like(excess), torch.zeros_like(excess)
+        allowed = (-excess).clamp(min=0.0)
+        for tried in range(1, self._search_steps[0] + 1):
+            searching = accepted == 0
+            length = torch.where(searching, DECAY ** (tried - 1), _length(accepted))
+            self._move(before, step.direction * length.to(self._dtype).unsqueeze(1))
+            new_reward_loss, new_cost = self._surrogates(rollout)
+            divergence = self.divergence(rollout, old_log_std).flatten(1).mean(-1).double()
+            # Infeasible starts (cases 0, 1) may pay with reward.
+            good = (new_reward_loss <= reward_loss) | (step.case <= 1) & torch.isfinite(new_reward_loss)
+            good &= (new_cost - cost).double() <= allowed
+            good &= divergence <= self._target_kl
+            accepted = torch.where(searching & good, float(tried), accepted)
+            kl = torch.where(searching & good, divergence, kl)
+            if bool((accepted > 0).all()):
+                break
+        self._move(before, step.direction * _length(accepted).to(self._dtype).unsqueeze(1))
+        return {"kl": kl, "accepted_step": accepted}
+
+    def _move(self, before: dict[str, Tensor], direction: Tensor) -> None:
+        for (name, parameter), part in zip(self.policy.parameters.items(), _split(direction, before)):
+            parameter.copy_(before[name] + part)
+
+
+class _Fisher:
+    """v ↦ (F + damping)·v with F the Hessian of the mean KL divergence at the rollout's policy, where it is JᵀMJ.
+
+    J is the Jacobian of the mean and log-std, M the Fisher matrix of a Gaussian in them: 1/σ² and 2. The divergence is
+    averaged over the action's axes too, as OmniSafe has it.
+    """
+
+    def __init__(self, learner: CPO, observation: Tensor):
+        self._policy, self._damping = learner.policy, learner._damping
+        self._mean = self._policy.mean(observation)
+        self._inputs = [observation]
+        with torch.no_grad():
+            hidden = observation
+            for layer in range(len(self._policy.sizes) - 2):
+                weight, bias = self._layer(self._policy.parameters, layer)
+                hidden = tanh_(torch.baddbmm(bias.unsqueeze(1), hidden, weight))
+                self._inputs.append(hidden)
+
+    @staticmethod
+    def _layer(tensors: dict[str, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+        return tensors[f"weight{layer}"].squeeze(1), tensors[f"bias{layer}"].squeeze(1)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        parameters = self._policy.parameters
+        parts = dict(zip(parameters, _split(vector, parameters)))
+        with torch.no_grad():
+            pushed = self._push(parts)
+            rows, actions = pushed.shape[1:]
+            precision = (-2.0 * self._policy.log_std).exp().unsqueeze(1)
+            pulled = precision * pushed / (rows * actions)
+        names = [name for name in parameters if name != "log_std"]
+        gradients = torch.autograd.grad(self._mean, [parameters[n] for n in names], pulled, retain_graph=True)
+        result = dict(zip(names, gradients)) | {"log_std": 2.0 * parts["log_std"] / actions}
+        return _flat([result[name] for name in parameters]) + self._damping * vector
+
+    def _push(self, parts: dict[str, Tensor]) -> Tensor:
+        """How the mean moves along a direction in the weights: J·v [R, B, act]."""
+        moved: Tensor | None = None
+        last = len(self._inputs) - 1
+        for layer, inputs in enumerate(self._inputs):
+            weight, _ = self._layer(self._policy.parameters, layer)
+            weight_part, bias_part = self._layer(parts, layer)
+            change = torch.baddbmm(bias_part.unsqueeze(1), inputs, weight_part)
+            if moved is not None:
+                change = change + torch.bmm(moved, weight)
+            moved = change if layer == last else change * (1.0 - self._inputs[layer + 1].square())
+        assert moved is not None
+        return moved[..., : self._policy.sizes[-1]]
+
+
+def _length(accepted: Tensor) -> Tensor:
+    return torch.where(accepted > 0, DECAY ** (accepted - 1.0), 0.0)
+
+
+def _flat(tensors: Any) -> Tensor:
+    """[R, …] tensors → [R, P]"""
+    return torch.cat([tensor.flatten(1) for tensor in tensors], dim=1)
+
+
+def _split(flat: Tensor, like: dict[str, Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor[0].numel() for tensor in like.values()], dim=1)
+    return [part.view_as(tensor) for part, tensor in zip(parts, like.values())]
