@@ -29,7 +29,7 @@ class NumpyPolicy:
 
     def mean(self, observation: np.ndarray) -> np.ndarray:
         """The unclipped mean action of an observation [obs] or of several [B, obs]."""
-        hidden = observation.astype(np.float32)
+        hidden = np.asarray(observation, dtype=np.float32)
         if self._normalizes:
             hidden = (hidden - self.weights["offset"]) / self.weights["scale"]
             bound = self.weights["bound"]

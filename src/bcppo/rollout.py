@@ -59,7 +59,8 @@ class Collector:
         self.episode_seed = seed
         self._actions.clear()
         self._sums = dict.fromkeys(EPISODE_FIELDS, 0.0)
-        self._observation, _ = self.env.reset(seed=seed)
+        observation, _ = self.env.reset(seed=seed)
+        self._observation = np.array(observation, dtype=np.float32)
 
     def state(self) -> tuple[int, np.ndarray]:
         """The unfinished episode: its seed and the actions taken so far [n, act]."""
@@ -82,7 +83,7 @@ class Collector:
                 raise Diverged("Training diverged: the policy's action is not finite.") from None
             raise Diverged("Training diverged: the environment's observation is not finite.") from None
         self._actions.append(action)
-        self._observation = observation
+        self._observation = np.array(observation, dtype=np.float32)  # a copy: some environments write into one array
         sums = self._sums
         # Environments may return float32 numbers, in which a sum over an episode loses digits.
         sums["episode_return"] += float(reward)
@@ -104,34 +105,39 @@ class Collector:
 
     def collect(self, policy: NumpyPolicy, steps: int) -> Rollout:
         """The next `steps` steps under a policy."""
-        width, actions = self._observation.shape[0], policy.low.shape[0]
-        out = Rollout(
-            observation=np.empty((steps, width), np.float32),
-            next_observation=np.empty((steps, width), np.float32),
-            action=np.empty((steps, actions), np.float32),
-            reward=np.empty(steps),
-            cost=np.empty(steps),
-            terminated=np.zeros(steps, bool),
-            truncated=np.zeros(steps, bool),
-            episodes=[],
-            native_cost=0.0,
-        )
-        noise = self._noise.standard_normal((steps, actions), dtype=np.float32)
-        acting, start = 0.0, perf_counter()
+        noise = self._noise.standard_normal((steps, policy.low.shape[0]), dtype=np.float32)
+        # Rows are gathered in lists and turned into arrays at once: writing them one by one costs more than a lidar.
+        seen, following, actions, rewards, costs = [], [], [], [], []
+        ends: list[tuple[int, bool]] = []
+        episodes, native, acting, start = [], 0.0, 0.0, perf_counter()
         for row in range(steps):
+            seen.append(self._observation)
             before = perf_counter()
             action = policy.sample(self._observation, noise[row])
             acting += perf_counter() - before
-            out.observation[row] = self._observation
-            out.action[row] = action
             reward, terminated, truncated, info = self._step(action)
-            out.next_observation[row] = self._observation
-            out.reward[row], out.cost[row] = reward, info["cost"]
-            out.native_cost += float(info["native_cost"])
+            following.append(self._observation)
+            actions.append(action)
+            rewards.append(reward)
+            costs.append(info["cost"])
+            native += float(info["native_cost"])
             if terminated or truncated:
-                out.terminated[row], out.truncated[row] = terminated, truncated and not terminated
-                out.episodes.append(self._summary(row))
+                ends.append((row, terminated))
+                episodes.append(self._summary(row))
                 self._begin(int(self._seeds.integers(2**31)))
+        out = Rollout(
+            observation=np.array(seen, dtype=np.float32),
+            next_observation=np.array(following, dtype=np.float32),
+            action=np.array(actions, dtype=np.float32),
+            reward=np.array(rewards, dtype=np.float64),
+            cost=np.array(costs, dtype=np.float64),
+            terminated=np.zeros(steps, bool),
+            truncated=np.zeros(steps, bool),
+            episodes=episodes,
+            native_cost=native,
+        )
+        for row, terminated in ends:
+            (out.terminated if terminated else out.truncated)[row] = True
         out.seconds = {"act": acting, "simulate": perf_counter() - start - acting}
         return out
 

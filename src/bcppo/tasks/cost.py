@@ -123,8 +123,8 @@ def _executed(action: Any, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         raise ConfigError(f"An action is {low.size} numbers here, but {action!r} was given.") from None
     if action.shape != low.shape:
         raise ConfigError(f"An action has shape {low.shape} here, but shape {action.shape} was given.")
-    # The sum alone decides in nearly every step; it can overflow, so it does not condemn.
-    if not math.isfinite(float(action.sum())) and not np.isfinite(action).all():
+    # The squared norm alone decides in nearly every step; it can overflow, so it does not condemn.
+    if not math.isfinite(float(action @ action)) and not np.isfinite(action).all():
         raise ConfigError(f"The action {action.tolist()} is not finite.")
     return np.minimum(np.maximum(action, low), high)
 
