@@ -187,7 +187,7 @@ class Stop(Watch):
 FAMILY = {"learning_rate": 1e-3, "proportional_gain": 0.3, "integral_gain": 0.0, "derivative_gain": 5.0}
 # With the cost advantage divided by an episode's length, PPOLag's multiplier would have to climb eight times as far and
 # FOCOPS's beyond its ceiling. FOCOPS's policy is let move faster than by default, so that its multiplier, which only
-# integrates, swings less. These settings are the one set of ten tried that ends within the tolerance, and they do so for
+# integrates, swings less. These settings are the one set of ten tried that ends within the tolerance, and that for
 # this seed (0.270); with seed 1 the cost ends at 0.216. Read FOCOPS's row as "can meet the limit", not as "does".
 OMNISAFE: dict[str, dict] = {
     "ppolag": {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "cost_advantage_scale": "one"},
