@@ -263,11 +263,8 @@ class Trainer:
         ]
 
     def _weights_are_finite(self, index: int) -> bool:
-        return all(
-            bool(torch.isfinite(parameter[index].detach().sum()))
-            for optimizer in self.learner.optimizers().values()
-            for parameter in optimizer.parameters.values()
-        )
+        flats = (optimizer.stack.flat.detach() for optimizer in self.learner.optimizers().values())
+        return all(bool(torch.isfinite(flat[index].sum())) for flat in flats)
 
     def _time(self, rollouts: list[list[Rollout]], seconds: dict[str, float]) -> None:
         for run, own in zip(self.runs, rollouts):

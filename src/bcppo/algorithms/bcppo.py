@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcppo.algorithms.batch import Batch
+from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.ppo import NoSignal
 from bcppo.config import BCPPOConfig, PPOConfig
 from bcppo.errors import ConfigError
@@ -51,7 +51,7 @@ class Disagreement(NoSignal):
         self.members = first.members
         self.bonus = first.bonus
         self.critics = Stack(sizes, self.members, [stream.init for stream in streams], device)
-        self.optimizer = Adam(self.critics.parameters, [c.learning_rate for c in configs], first.max_grad_norm)
+        self.optimizer = Adam(self.critics, [c.learning_rate for c in configs], first.max_grad_norm)
         self._masks = [stream.masks for stream in streams]
         self._keep = np.array([c.keep_probability for c in configs], dtype=np.float32)
         self._floor = _column([c.disagreement_floor for c in configs], device)
@@ -112,8 +112,8 @@ class BCPPO:
         log_stds = [c.initial_log_std for c in configs]
         self.policy = GaussianPolicy((observation, *first.hidden, action), log_stds, init, device)
         self.values = Stack((observation, *first.hidden, 1), 2, init, device)  # V_r, V_c
-        self.policy_optimizer = Adam(self.policy.parameters, rates, first.max_grad_norm)
-        self.values_optimizer = Adam(self.values.parameters, rates, first.max_grad_norm)
+        self.policy_optimizer = Adam(self.policy, rates, first.max_grad_norm)
+        self.values_optimizer = Adam(self.values, rates, first.max_grad_norm)
         self.signal = signal(configs, widths, streams, device)
         self.controller: PidState = pid_start(len(configs), device)
         self._minibatches = [stream.minibatches for stream in streams]
@@ -142,19 +142,19 @@ class BCPPO:
         totals: Metrics = {}
         count = 0
         for rows in self._draw_minibatches(batch.reward.shape[-1]):
-            observation, executed = _take(batch.observation, rows), _take(batch.executed, rows)
+            observation, executed = take(batch.observation, rows), take(batch.executed, rows)
             shaping, predictions, seen = self.signal.shape(observation, executed)
             advantage = hybrid_advantage(
-                _take(reward.advantage, rows),
-                _take(cost.advantage, rows),
+                take(reward.advantage, rows),
+                take(cost.advantage, rows),
                 shaping,
                 multiplier,
                 bonus=self.signal.bonus,
                 normalize=self.config.branch_normalization,
             )
-            seen |= self._descend_policy(observation, _take(batch.action, rows), _take(old_log_prob, rows), advantage)
-            seen |= self._descend_values(observation, _take(reward.value_target, rows), _take(cost.value_target, rows))
-            seen |= self.signal.descend(predictions, _take(target, rows))
+            seen |= self._descend_policy(observation, take(batch.action, rows), take(old_log_prob, rows), advantage)
+            seen |= self._descend_values(observation, take(reward.value_target, rows), take(cost.value_target, rows))
+            seen |= self.signal.descend(predictions, take(target, rows))
             totals = {name: totals[name] + value if count else value for name, value in seen.items()}
             count += 1
         return {name: value / count for name, value in totals.items()} | self._controller_metrics(batch, terms)
@@ -188,11 +188,11 @@ class BCPPO:
         return self.controller.multiplier, terms
 
     def _descend_policy(self, observation: Tensor, action: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Metrics:
-        log_prob = gaussian_log_prob(action, self.policy.mean(observation), self.policy.log_std)
-        log_ratio = log_prob - old_log_prob
+        mean, log_std = self.policy.distribution(observation)
+        log_ratio = gaussian_log_prob(action, mean, log_std) - old_log_prob
         ratio = log_ratio.exp()
         loss = clipped_surrogate(ratio, advantage, self._clip)  # eq:ppo_loss
-        entropy = self.policy.log_std.sum(-1)  # up to a constant
+        entropy = log_std.sum(-1)  # up to a constant
         self.policy_optimizer.descend(loss - self._entropy_bonus * entropy)
         with torch.no_grad():
             kl, clipped = approximate_kl(log_ratio), clip_fraction(ratio, self._clip)
@@ -229,13 +229,6 @@ class BCPPO:
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer, **self.signal.optimizers()}
-
-
-def _take(values: Tensor, rows: Tensor) -> Tensor:
-    """values [R, T, …] at each run's own rows [R, B] → [R, B, …]"""
-    runs, length = values.shape[:2]
-    flat = rows + torch.arange(runs, device=rows.device).unsqueeze(1) * length
-    return values.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, rows.shape)
 
 
 def _vector(numbers: Sequence[float], device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ then on neither its weights nor its optimisers' state nor its random stream move
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcppo.algorithms.batch import Batch
+from bcppo.algorithms.batch import Batch, take
 from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
@@ -62,11 +62,12 @@ class Sample:
     cost_advantage: Tensor  # [R, B], centred over the rollout, in the units of the statistic
     reward_target: Tensor  # [R, B]
     cost_target: Tensor  # [R, B]
+    advantage: Tensor  # [R, B], the two at the multiplier's price, where a method combines them
 
-    def take(self, rows: Tensor) -> Sample:
-        """Each run's own rows [R, B]."""
-        runs = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
-        return Sample(**{name: values[runs, rows] for name, values in vars(self).items()})
+    def minibatches(self, order: Tensor, rows: int) -> Iterator[Sample]:
+        """Each run's rollout in an order of its own [R, T], so many rows at a time; gathered once, which is cheaper."""
+        pieces = [take(values, order).split(rows, dim=1) for values in vars(self).values()]
+        return (Sample(*piece) for piece in zip(*pieces))
 
 
 class Constraint(NamedTuple):
@@ -78,8 +79,8 @@ class Constraint(NamedTuple):
     advantage_scale: Tensor  # what the cost advantage is multiplied with
 
 
-Loss = Callable[[Sample, Tensor, Tensor], Tensor]
-"""(minibatch, its combined advantage [R, B], log-std [R, act] of the rollout's policy) → a loss a run [R]"""
+Loss = Callable[[Sample, Tensor], Tensor]
+"""(minibatch, log-std [R, act] of the rollout's policy) → a loss a run [R]"""
 
 
 class OnPolicy:
@@ -104,10 +105,10 @@ class OnPolicy:
         self.policy = GaussianPolicy((observation, *first.hidden, action), log_stds, init, device, dtype)
         self.values = Stack((observation, *first.hidden, 1), 2, init, device, dtype)  # V_r, V_c
         rates = [c.critic_learning_rate for c in configs]
-        self.values_optimizer = Adam(self.values.parameters, rates, first.max_grad_norm, apart=True)
+        self.values_optimizer = Adam(self.values, rates, first.max_grad_norm, apart=True)
         # CPO's policy takes steps of its own; the optimiser is then only where its weights are stored.
         rates = [getattr(c, "learning_rate", 0.0) for c in configs]
-        self.policy_optimizer = Adam(self.policy.parameters, rates, first.max_grad_norm)
+        self.policy_optimizer = Adam(self.policy, rates, first.max_grad_norm)
         self._minibatches = [stream.minibatches for stream in streams]
         self.controller = _fresh_state(configs, observation, device)
         self._discount = self.vector("discount").unsqueeze(1)
@@ -185,6 +186,7 @@ class OnPolicy:
             cost_advantage=(centred * cost_scale.unsqueeze(1)).to(self._dtype),
             reward_target=reward.value_target.to(self._dtype),
             cost_target=cost.value_target.to(self._dtype),
+            advantage=torch.zeros_like(old_mean[..., 0]),
         )
 
     def _estimate(self, batch: Batch, observation: Tensor, following: Tensor) -> tuple[Advantage, Advantage]:
@@ -268,25 +270,26 @@ class OnPolicy:
             for c, updates in zip(self.configs, done)
         ]
         weight = multiplier.to(self._dtype).unsqueeze(1)
-        old_log_std = self.policy.log_std.detach().clone()
+        rollout.advantage = (rollout.reward_advantage - weight * rollout.cost_advantage) / (1.0 + weight)
+        old_log_std = self.policy.log_std.clone()
         tally = Tally(len(self.configs), self._device)
         active = [True] * len(self.configs)
         epochs, kl = torch.zeros_like(multiplier), torch.zeros_like(multiplier)
         for _ in range(self.config.epochs):
-            for rows in self._draw_minibatches(rollout, active):
-                part = rollout.take(rows)
-                advantage = (part.reward_advantage - weight * part.cost_advantage) / (1.0 + weight)
-                seen = self.descend_values(part, active)
-                policy_loss = loss(part, advantage, old_log_std)
+            seen = []
+            for part in self.draw_minibatches(rollout, active):
+                losses = self.descend_values(part, active)
+                policy_loss = loss(part, old_log_std)
                 self.policy_optimizer.descend(policy_loss, active)
-                tally.add(seen | {"loss_policy": policy_loss.detach()}, active)
+                seen.append(losses | {"loss_policy": policy_loss.detach()})
+            tally.add(seen, active)
             going = torch.tensor(active, device=self._device)
             epochs += going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)
             active = (going & (kl <= self._target_kl)).tolist()
             if not any(active):
                 break
-        log_std = self.policy.log_std.detach().sum(-1)
+        log_std = self.policy.log_std.sum(-1)
         return tally.means() | {"kl": kl, "epochs": epochs, "log_std": log_std}
 
     @torch.no_grad()
@@ -296,17 +299,17 @@ class OnPolicy:
 
     def descend_values(self, part: Sample, active: Sequence[bool] | None = None) -> Metrics:
         error = self.values(part.observation).squeeze(-1) - torch.stack([part.reward_target, part.cost_target], dim=1)
-        size = sum(p.square().flatten(2).sum(2) for p in self.values.parameters.values())  # [R, 2]; padding is 0
-        loss = error.square().mean(-1) + self._penalty * size
-        self.values_optimizer.descend(loss, active)
-        reward_loss, cost_loss = loss.detach().unbind(1)
+        loss = error.square().mean(-1)
+        size = torch.linalg.vector_norm(self.values.flat.detach(), dim=-1).square()  # [R, 2]
+        self.values_optimizer.descend(loss, active, self._penalty.unsqueeze(2))
+        reward_loss, cost_loss = (loss.detach() + self._penalty * size).unbind(1)
         return {"loss_value_reward": reward_loss, "loss_value_cost": cost_loss}
 
-    def _draw_minibatches(self, rollout: Sample, active: Sequence[bool]) -> tuple[Tensor, ...]:
-        """rows / minibatch index tensors [R, B]; a run that has stopped draws nothing, as it would alone."""
+    def draw_minibatches(self, rollout: Sample, active: Sequence[bool]) -> Iterator[Sample]:
+        """The minibatches of an epoch; a run that has stopped draws nothing from its stream, as it would alone."""
         rows = rollout.log_prob.shape[1]
         orders = [s.permutation(rows) if a else np.arange(rows) for s, a in zip(self._minibatches, active)]
-        return torch.from_numpy(np.stack(orders)).to(self._device).split(self.config.minibatch, dim=1)
+        return rollout.minibatches(torch.from_numpy(np.stack(orders)).to(self._device), self.config.minibatch)
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer}
@@ -319,11 +322,13 @@ class Tally:
         self._sums: Metrics = {}
         self._counts = torch.zeros(runs, dtype=torch.float64, device=device)
 
-    def add(self, values: Metrics, active: Sequence[bool]) -> None:
+    def add(self, minibatches: Sequence[Metrics], active: Sequence[bool]) -> None:
+        """An epoch's."""
         going = torch.tensor(active, device=self._counts.device)
-        for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, value.double(), 0.0)
-        self._counts += going
+        for name in minibatches[0]:
+            total = torch.stack([seen[name] for seen in minibatches]).double().sum(0)
+            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, total, 0.0)
+        self._counts += going * len(minibatches)
 
     def means(self) -> Metrics:
         return {name: total / self._counts for name, total in self._sums.items()}

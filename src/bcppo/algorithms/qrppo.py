@@ -31,7 +31,7 @@ class QuantileTail(NoSignal):
         first = configs[0]
         sizes = (sum(widths), *first.hidden, first.quantiles)
         self.critic = Stack(sizes, 1, [stream.init for stream in streams], device)
-        self.optimizer = Adam(self.critic.parameters, [c.learning_rate for c in configs], first.max_grad_norm)
+        self.optimizer = Adam(self.critic, [c.learning_rate for c in configs], first.max_grad_norm)
         self._levels = quantile_levels(first.quantiles, device)
         alphas = torch.tensor([c.alpha for c in configs], dtype=torch.float64, device=device)
         in_tail = (self._levels >= alphas[:, None]).float()  # [R, N_q]
