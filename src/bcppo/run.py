@@ -20,7 +20,7 @@ import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.algorithms.batch import stack_rollouts
-from bcppo.config import RunConfig, digest, paper_preset, to_json
+from bcppo.config import RunConfig, digest, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.evaluation import CVAR_LEVEL, evaluate_policy
 from bcppo.math.cvar import conditional_value_at_risk
@@ -28,6 +28,7 @@ from bcppo.nets import keep_freed_memory
 from bcppo.policy import NumpyPolicy, save_policy
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
 from bcppo.rollout import Collector, MakeEnv, Rollout
+from bcppo.settings import paper_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent

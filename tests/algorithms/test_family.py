@@ -16,12 +16,12 @@ from bcppo.algorithms.bcppo import BCPPO, Disagreement
 from bcppo.algorithms.cppo import TailWeight, tail_weights
 from bcppo.algorithms.ppo import NoSignal, Unconstrained
 from bcppo.algorithms.qrppo import QuantileTail
-from bcppo.config import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig
 from bcppo.errors import ConfigError
 from bcppo.math.quantile import pinball_loss, quantile_levels
 from bcppo.policy import load_policy
 from bcppo.records import RunFolder
 from bcppo.run import Run, Trainer, resume, train
+from bcppo.settings import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig
 from bcppo.streams import Streams
 from bcppo.watch import Watch
 

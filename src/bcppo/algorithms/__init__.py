@@ -8,16 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from bcppo.config import (
-    BCPPOConfig,
-    CPOConfig,
-    CPPOConfig,
-    FOCOPSConfig,
-    PPOConfig,
-    PPOLagConfig,
-    QRPPOConfig,
-    RunConfig,
-)
+from bcppo.config import RunConfig
+from bcppo.settings import BCPPOConfig, CPOConfig, CPPOConfig, FOCOPSConfig, PPOConfig, PPOLagConfig, QRPPOConfig
 
 
 @dataclass(frozen=True)
