@@ -22,6 +22,9 @@ there are in the batch, and a run's numbers may fall into a vector loop's scalar
 stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
 
 
+LOG_STD_BOUNDS = (-20.0, 2.0)
+"""Of a squashed policy's log-std."""
+
 _MINUS_ONE = torch.tensor(-1.0)
 
 
@@ -67,7 +70,7 @@ def keep_freed_memory() -> None:
 
 
 class Stack:
-    """N tanh networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
+    """N tanh (or ReLU) networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
 
     def __init__(
         self,
@@ -76,8 +79,11 @@ class Stack:
         streams: Sequence[np.random.Generator],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        *,
+        relu: bool = False,
     ):
         self.sizes, self.networks, self.runs, self.dtype = tuple(sizes), networks, len(streams), dtype
+        self._activate = torch.relu_ if relu else tanh_
         self.parameters: dict[str, Tensor] = {}
         last = len(sizes) - 2
         for layer, (width_in, width_out) in enumerate(pairwise(sizes)):
@@ -91,7 +97,7 @@ class Stack:
             ]
             weight, bias = (np.stack([draw[part] for draw in draws]) for part in (0, 1))
             if layer == last:
-                weight, bias = _padded(weight), _padded(bias)
+                weight, bias = padded(weight), padded(bias)
             self._add(f"weight{layer}", weight, device)
             self._add(f"bias{layer}", bias, device)
 
@@ -108,7 +114,7 @@ class Stack:
             bias = self.parameters[f"bias{layer}"].flatten(0, 1).unsqueeze(1)
             hidden = torch.baddbmm(bias, hidden, weight)
             if layer < layers - 1:
-                hidden = tanh_(hidden)
+                hidden = self._activate(hidden)
         return hidden.view(runs, self.networks, rows, -1)[..., : self.sizes[-1]]
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
@@ -118,6 +124,29 @@ class Stack:
             last = f"{name}{len(self.sizes) - 2}"
             arrays[last] = arrays[last][..., : self.sizes[-1]]
         return arrays
+
+
+class SquashedPolicy(Stack):
+    """A Gaussian whose mean and log-std both come from the observation, for actions squashed by tanh."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        streams: Sequence[np.random.Generator],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ):
+        *below, self.width = sizes
+        super().__init__((*below, 2 * self.width), 1, streams, device, dtype, relu=True)
+
+    def heads(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, B, obs] → mean before squashing and log-std, [R, B, act] each."""
+        out = self(observation).squeeze(1)
+        return out[..., : self.width], out[..., self.width :].clamp(*LOG_STD_BOUNDS)
+
+    def arrays(self, run: int) -> dict[str, np.ndarray]:
+        arrays = {name: array[0] for name, array in super().arrays(run).items()}
+        return arrays | {"log_std_bounds": np.array(LOG_STD_BOUNDS, np.float32)}
 
 
 class GaussianPolicy(Stack):
@@ -132,7 +161,7 @@ class GaussianPolicy(Stack):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(sizes, 1, streams, device, dtype)
-        self._add("log_std", _padded(np.repeat(np.array(initial_log_std)[:, None], sizes[-1], axis=1)), device)
+        self._add("log_std", padded(np.repeat(np.array(initial_log_std)[:, None], sizes[-1], axis=1)), device)
 
     def mean(self, observation: Tensor) -> Tensor:
         """[R, B, obs] → [R, B, act]"""
@@ -210,6 +239,25 @@ class Adam:
                 for run, size in enumerate(sizes):  # one by one, so that each rounds as it would alone
                     parameter[run].addcdiv_(first[run], scale[run], value=-size)
 
+    def schedule(self) -> list[float]:
+        """Count a step and return what depends on the count: [ε, each run's step size], bias corrections folded in."""
+        self.steps = [steps + 1 for steps in self.steps]
+        beta1, beta2 = self._betas
+        root = math.sqrt(1 - beta2 ** self.steps[0])
+        return [self._epsilon * root] + [rate * root / (1 - beta1 ** self.steps[0]) for rate in self.rates]
+
+    @torch.no_grad()
+    def step_on_schedule(self, gradients: dict[str, Tensor], schedule: Tensor) -> None:
+        """`step` with the numbers of `schedule` [1 + R] in a tensor, so that a captured CUDA graph can repeat it."""
+        beta1, beta2 = self._betas
+        for name, gradient in gradients.items():
+            first, second, parameter = self.first[name], self.second[name], self.parameters[name]
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            change = second.sqrt().add_(schedule[0])
+            torch.div(first, change, out=change)
+            parameter.sub_(change.mul_(schedule[1:].view(-1, *[1] * (gradient.dim() - 1))))
+
     @torch.no_grad()
     def _step_apart(self, gradients: dict[str, Tensor], runs: Sequence[int]) -> None:
         """The same for some runs, each at its own count of steps; the others' weights and moments stay untouched."""
@@ -232,6 +280,6 @@ class Adam:
         }
 
 
-def _padded(values: np.ndarray) -> np.ndarray:
+def padded(values: np.ndarray) -> np.ndarray:
     width = values.shape[-1]
     return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % _PAD)])

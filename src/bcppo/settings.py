@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bcppo.config import RunConfig, require, require_number
@@ -261,6 +262,64 @@ class CPOConfig(OmniConfig):
         require_number(self, "damping", low=0.0)
         for name in ("conjugate_gradient_steps", "search_steps"):
             require(self, name, getattr(self, name) >= 1, "at least 1")
+
+
+@dataclass(frozen=True)
+class WCSACConfig(RunConfig):
+    """WCSAC, Gaussian: soft actor-critic under a limit on the CVaR of the discounted cost."""
+
+    steps: int = 1_000_000
+    """Environment steps to train for, exactly."""
+    minibatch: int = 256
+    """Stored transitions in an update; an update follows every step."""
+    buffer: int = 1_000_000
+    """Transitions kept; the oldest make room."""
+    random_steps: int = 500
+    """Steps taken uniformly at random before the first update."""
+    learning_rate: float = 1e-3
+    """Adam's step size for the policy, the critics and the entropy temperature."""
+    multiplier_rate_factor: float = 50.0
+    """Step size of the safety temperature β, as a multiple of learning_rate."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Widths of the hidden ReLU layers, of every network."""
+    discount: float = 0.99
+    """γ, of rewards and of costs."""
+    polyak: float = 0.995
+    """What the target networks keep of themselves in an update."""
+    alpha: float = 0.95
+    """α, the level of the CVaR, inside (0, 1); the risk level of the method's paper is 1 − α."""
+    damp: float = 10.0
+    """Weight with which the constraint's slack is taken off β in the policy's objective."""
+    target_entropy: float = -1.0
+    """Entropy the temperature steers the policy to, for each axis of the action."""
+    horizon: int = 1000
+    """T: the discounted limit is C_lim·(1 − γ^T) / (1 − γ), what T steps at the limit cost."""
+    release_variance_target: bool = False
+    """Leave (1 − d) out of the variance's target, as the public code does."""
+    window: int = 1000
+    """Steps between rows of progress; evaluations and checkpoints come at their ends."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("minibatch", "random_steps", "horizon", "window"):
+            require(self, name, getattr(self, name) >= 1, "at least 1")
+        require(self, "buffer", self.buffer >= self.minibatch, f"at least the minibatch's {self.minibatch}")
+        require(self, "num_envs", self.num_envs == 1, "1, since an update follows every single step")
+        require(self, "hidden", bool(self.hidden) and min(self.hidden) >= 1, "one or more positive widths")
+        for name in ("learning_rate", "multiplier_rate_factor"):
+            require_number(self, name, low=0.0, open_low=True)
+        for name in ("discount", "polyak"):
+            require_number(self, name, low=0.0, high=1.0)
+        require_number(self, "alpha", low=0.0, high=1.0, open_low=True, open_high=True)
+        require_number(self, "damp", low=0.0)
+        require_number(self, "target_entropy", low=-20.0, high=math.log(2.0))
+
+    @property
+    def discounted_limit(self) -> float:
+        """D, the limit in force on the scale of a discounted sum of costs."""
+        if self.discount == 1.0:
+            return self.limit_rate * self.horizon
+        return self.limit_rate * (1.0 - self.discount**self.horizon) / (1.0 - self.discount)
 
 
 def paper_preset(method_config: type[RunConfig], task: str) -> RunConfig:
