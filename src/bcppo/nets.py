@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PAD = 16
+PAD = 16
 """Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
 there are in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a
 stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
@@ -70,7 +70,7 @@ def keep_freed_memory() -> None:
 
 
 class Stack:
-    """N tanh (or ReLU) networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
+    """N tanh or ReLU networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
 
     def __init__(
         self,
@@ -282,4 +282,4 @@ class Adam:
 
 def padded(values: np.ndarray) -> np.ndarray:
     width = values.shape[-1]
-    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % _PAD)])
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % PAD)])

@@ -227,6 +227,10 @@ class BCPPO:
         """What collects and is deployed."""
         return self.policy.arrays(run)
 
+    def memory(self) -> dict[str, Tensor]:
+        """What it remembers beside weights and optimisers, [R, …] each."""
+        return self.controller._asdict()
+
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer, **self.signal.optimizers()}
 

@@ -308,6 +308,10 @@ class OnPolicy:
         orders = [s.permutation(rows) if a else np.arange(rows) for s, a in zip(self._minibatches, active)]
         return torch.from_numpy(np.stack(orders)).to(self._device).split(self.config.minibatch, dim=1)
 
+    def memory(self) -> dict[str, Tensor]:
+        """What it remembers beside weights and optimisers, [R, …] each."""
+        return self.controller._asdict()
+
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer}
 

@@ -1,6 +1,6 @@
 """Gaussian WCSAC: soft actor-critic with a mean and a variance critic of the discounted cost.
 
-The sum of discounted costs from (s, a) on is taken to be N(Q_c, V), so that its CVaR is Γ = Q_c + k·√V with k the
+The discounted sum of costs from (s, a) on is taken to be N(Q_c, V), so that its CVaR is Γ = Q_c + k·√V with k the
 tail mean of a standard normal (`cvar.gaussian_tail_mean`). Costs here are discounted sums throughout, except c itself,
 the cost of a step. d is termination alone: a time limit has a future.
 """
@@ -38,19 +38,25 @@ def squashed_log_prob(noise: Tensor, drawn: Tensor, log_std: Tensor) -> Tensor:
 
 
 def reward_target(
-    reward: Tensor, terminated: Tensor, next_value: Tensor, next_log_prob: Tensor, temperature: Tensor, discount: Tensor
+    reward: Tensor,
+    terminated: Tensor,
+    next_value: Tensor,
+    next_log_prob: Tensor,
+    *,
+    temperature: Tensor,
+    discount: Tensor,
 ) -> Tensor:
     """y_r = r + γ(1 − d)(min Q̄' − α·log π'). [R, B]"""
     return reward + discount * (1.0 - terminated) * (next_value - temperature * next_log_prob)
 
 
-def cost_target(cost: Tensor, terminated: Tensor, next_mean: Tensor, discount: Tensor) -> Tensor:
+def cost_target(cost: Tensor, terminated: Tensor, next_mean: Tensor, *, discount: Tensor) -> Tensor:
     """y_c = c + γ(1 − d)·Q̄_c'. [R, B]"""
     return cost + discount * (1.0 - terminated) * next_mean
 
 
 def variance_target(
-    cost: Tensor, terminated: Tensor, next_mean: Tensor, next_variance: Tensor, mean: Tensor, discount: Tensor
+    cost: Tensor, terminated: Tensor, next_mean: Tensor, next_variance: Tensor, mean: Tensor, *, discount: Tensor
 ) -> Tensor:
     """y_V = c² + (1 − d)·(2γc·Q̄_c' + γ²V̄' + γ²Q̄_c'²) − Q_c(s, a)², clipped. [R, B]
 
@@ -70,20 +76,20 @@ def variance_loss(variance: Tensor, target: Tensor) -> Tensor:
 
 
 def constraint_weight(multiplier: Tensor, risk: Tensor, limit: Tensor, damp: Tensor) -> Tensor:
-    """β − damp·mean(D − Γ(s, a)) over stored actions: the price of risk in the policy's objective. [R], Γ [R, B]"""
-    return multiplier - damp * (limit - risk.mean(-1))
+    """β − damp·mean(D − Γ(s, a)) over stored actions: the price of risk in the policy's objective. [R, 1], Γ [R, B]"""
+    return multiplier - damp * (limit - risk.mean(-1, keepdim=True))
 
 
 def policy_loss(log_prob: Tensor, value: Tensor, risk: Tensor, temperature: Tensor, weight: Tensor) -> Tensor:
-    """mean[α·log π − min Q + weight·Γ(s, π)]. [R, B] → [R], with α and weight [R]"""
-    return (temperature.unsqueeze(1) * log_prob - value + weight.unsqueeze(1) * risk).mean(-1)
+    """mean[α·log π − min Q + weight·Γ(s, π)]. [R, B] → [R], with α and weight [R, 1]"""
+    return (temperature * log_prob - value + weight * risk).mean(-1)
 
 
 def temperature_gradient(parameter: Tensor, log_prob: Tensor, target_entropy: Tensor) -> Tensor:
-    """d/dx of −softplus(x)·mean(log π + H̄). [R]; log π [R, B]"""
-    return -torch.sigmoid(parameter) * (log_prob.mean(-1) + target_entropy)
+    """d/dx of −softplus(x)·mean(log π + H̄). x and H̄ [R, 1], log π [R, B]"""
+    return -torch.sigmoid(parameter) * (log_prob.mean(-1, keepdim=True) + target_entropy)
 
 
 def multiplier_gradient(parameter: Tensor, risk: Tensor, limit: Tensor) -> Tensor:
-    """d/dx of softplus(x)·mean(D − Γ). [R]; Γ [R, B] of stored actions"""
-    return torch.sigmoid(parameter) * (limit - risk.mean(-1))
+    """d/dx of softplus(x)·mean(D − Γ). x and D [R, 1], Γ [R, B] of stored actions"""
+    return torch.sigmoid(parameter) * (limit - risk.mean(-1, keepdim=True))
