@@ -102,7 +102,7 @@ def test_log_prob_by_hand() -> None:
     torch.testing.assert_close(found, row(2 * at_mean, 2 * (at_mean - math.log(0.75))))
 
 
-@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-2.0, 0.5)])
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.0, 0.2)])
 def test_density_of_the_squashed_action_integrates_to_one(mean: float, log_std: float) -> None:
     action = torch.linspace(-1, 1, 400_003, dtype=torch.float64)[1:-1]
     drawn = torch.atanh(action)
