@@ -247,8 +247,8 @@ NAN, INF = float("nan"), float("inf")
 IMPOSSIBLE = {
     "minibatch": [0, -1, 1.5], "buffer": [255, 0], "random_steps": [0], "learning_rate": [0.0, NAN, INF],
     "multiplier_rate_factor": [0.0, -1.0, INF], "hidden": [(), (0,)], "discount": [-0.1, 1.1, NAN],
-    "polyak": [1.1, NAN],    "alpha": [0.0, 1.0, NAN], "damp": [-1.0, NAN], "target_entropy": [1.0, NAN], "horizon": [0],
-    "release_variance_target": [1], "window": [0], "num_envs": [2], "steps": [0],
+    "polyak": [1.1, NAN], "alpha": [0.0, 1.0, NAN], "damp": [-1.0, NAN], "target_entropy": [1.0, NAN],
+    "horizon": [0], "release_variance_target": [1], "window": [0], "num_envs": [2], "steps": [0],
 }  # fmt: skip
 
 
@@ -270,3 +270,66 @@ def test_the_preset_is_the_papers() -> None:
 
 
 # --- learning ---
+
+PROBLEMS: dict[str, tuple[tuple[float, float], float, float]] = {
+    "dear and cheap": ((0.5, 1.5), 0.4, 1e-3),
+    "equal costs": ((1.0, 1.0), 0.3, 1e-3),
+    "inactive limit": ((0.5, 1.5), 5.0, 1e-3),
+    "averse": ((0.5, 1.5), 0.4, 0.95),
+}
+"""Costs per unit of action in the two contexts, the limit per step, and α: at 0.001, k = 0.003 and Γ is the mean."""
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[np.ndarray, dict[str, list]]]:
+    """(a in each context, progress) of each problem. Episodes are cut by a time limit, so that the discounted cost is
+    the rate over 1 − γ, as the limit has it.
+
+    Not the paper's settings: smaller networks, a shorter horizon (γ = 0.8) and greater steps, for 2,000 steps to do.
+    """
+    folder, runs = tmp_path_factory.mktemp("learning"), []
+    for name, (costs, limit, alpha) in PROBLEMS.items():
+        config = WCSACConfig(
+            task="own", steps=2000, cost_limit_rate=limit, alpha=alpha, minibatch=64, hidden=(32, 32),
+            learning_rate=3e-3, discount=0.8, polyak=0.98, random_steps=200, window=250, eval_every=0,
+            checkpoint_every=10**6, tensorboard=False,
+        )  # fmt: skip
+        own = RunFolder(folder / name)
+        own.create("wcsac", config, "cpu")
+        runs.append(Run("wcsac", config, own, functools.partial(TinyCMDP, costs, truncate=True)))
+    Trainer(runs, Watch(bar=False)).train()
+    found = {}
+    for name, run in zip(PROBLEMS, runs):
+        action = load_policy(run.folder / "policy.safetensors").act(np.eye(2, dtype=np.float32))[:, 0]
+        found[name] = (action + 1) / 2, run.folder.read_rows("progress")
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["dear and cheap", "equal costs"])
+def test_reaches_the_constrained_optimum_of_the_mean(name: str, learned) -> None:
+    """Actions within 0.12 of the best ones, the collecting policy's cost at the limit within 0.04."""
+    costs, limit, _ = PROBLEMS[name]
+    action, rows = learned[name]
+    best, best_reward = optimum(limit, costs)
+    np.testing.assert_allclose(action, best, atol=0.12)
+    assert np.mean(1 - (1 - action) ** 2) == pytest.approx(best_reward, abs=0.1)
+    assert np.mean(rows["mean_cost"][-3:]) == pytest.approx(limit, abs=0.04)
+    assert np.mean(rows["risk"][-3:]) == pytest.approx(rows["discounted_limit"][0], rel=0.1)
+
+
+@pytest.mark.full
+def test_an_inactive_limit_gives_the_unconstrained_optimum(learned) -> None:
+    action, rows = learned["inactive limit"]
+    assert np.mean(1 - (1 - action) ** 2) > 0.98
+    assert rows["multiplier"][-1] < 0.01
+
+
+@pytest.mark.full
+def test_a_limit_on_the_tail_keeps_the_mean_further_below_it(learned) -> None:
+    """Γ is at the limit, the mean k·√V below it: some 2.06·0.3 = 0.6 of 2."""
+    _, rows = learned["averse"]
+    assert np.mean(rows["risk"][-3:]) == pytest.approx(rows["discounted_limit"][0], rel=0.1)
+    assert np.mean(rows["mu_c"][-3:]) < 0.85 * rows["discounted_limit"][0]
+    assert np.mean(rows["mean_cost"][-3:]) < 0.85 * PROBLEMS["averse"][1]
+    assert rows["multiplier_positive"][-1] > 0.5
