@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_kill import Killed, compare, results
-from tiny_cmdp import BrokenAfter, TinyCMDP
+from tiny_cmdp import BrokenAfter, TinyCMDP, optimum
 
 from bcppo.errors import BcppoError, ConfigError, Diverged
 from bcppo.evaluation import evaluate
+from bcppo.policy import load_policy
 from bcppo.records import FolderError, RunFolder
 from bcppo.replay import ReplayFile
 from bcppo.run import Run, Trainer, make_config, resume, train
