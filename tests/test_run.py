@@ -15,12 +15,12 @@ import pytest
 from tiny_cmdp import HORIZON, TinyCMDP
 
 import bcppo
-from bcppo.config import BCPPOConfig
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.evaluation import evaluate, evaluate_policy, summarize
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.records import RunFolder
 from bcppo.run import Run, make_config, resume, train
+from bcppo.settings import BCPPOConfig
 from bcppo.worker import RemoteCollector
 
 RESULTS = (

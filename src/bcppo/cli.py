@@ -118,7 +118,7 @@ def _train(arguments: list[str]) -> None:
 
 def _parse(arguments: list[str]) -> tuple[_Train, Any]:
     """Train's options, and the preset's config with the flags applied: every field of the method's config is a flag."""
-    from bcppo.config import paper_preset
+    from bcppo.settings import paper_preset
 
     method, preset = _flag(arguments, "method") or "bcppo", _flag(arguments, "preset") or "paper"
     if method not in METHODS:

@@ -16,10 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PAD = 16
+PAD = 16
 """Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
 there are in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a
 stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
+
+
+LOG_STD_BOUNDS = (-20.0, 2.0)
+"""Of a squashed policy's log-std."""
 
 
 class _Networks(torch.autograd.Function):
@@ -32,17 +36,20 @@ class _Networks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, flat: Tensor, stack: Stack) -> tuple[Tensor, Tensor]:
         runs, rows, width = x.shape
-        networks, layers = stack.networks, stack.own_layers
+        networks, layers = stack.networks, stack.layers(flat)
         hidden = x.unsqueeze(1).expand(runs, networks, rows, width).reshape(runs * networks, rows, width)
         inputs = [hidden]
         # tanh y = 2σ(2y) − 1: torch's sigmoid is vectorised, its tanh costs three times as much. The error is under
         # 2e-7, a rounding error of numbers around 1.
         for weight, bias in layers[:-1]:
-            if x.is_cuda:
-                hidden = torch.baddbmm(bias, hidden, weight).tanh_()
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if stack.relu:
+                hidden.relu_()
+            elif x.is_cuda:
+                hidden.tanh_()
             else:
-                sigmoid = torch.baddbmm(bias, hidden, weight).mul_(2.0).sigmoid_()
-                hidden = torch.add(_MINUS_ONE, sigmoid, alpha=2.0, out=sigmoid)
+                hidden.mul_(2.0).sigmoid_()
+                torch.add(_MINUS_ONE, hidden, alpha=2.0, out=hidden)
             inputs.append(hidden)
         weight, bias = layers[-1]
         out = torch.baddbmm(bias, hidden, weight).view(runs, networks, rows, -1)
@@ -54,20 +61,25 @@ class _Networks(torch.autograd.Function):
     def backward(ctx, out_gradient: Tensor, beside_gradient: Tensor):
         flat, *inputs = ctx.saved_tensors
         stack = ctx.stack
-        gradient = torch.empty_like(flat)
-        layers, into = stack.own_layers, stack.layers(gradient)
+        trained = ctx.needs_input_grad[1]
+        gradient = torch.empty_like(flat) if trained else None
+        layers, into = stack.layers(flat), stack.layers(gradient) if trained else []
         runs, networks, rows, width = out_gradient.shape
-        pulled = inputs[0].new_zeros(runs * networks, rows, width + -width % _PAD)
+        pulled = inputs[0].new_zeros(runs * networks, rows, width + -width % PAD)
         pulled.view(runs, networks, rows, -1)[..., :width] = out_gradient
         for layer in reversed(range(len(layers))):
-            torch.bmm(inputs[layer].transpose(1, 2), pulled, out=into[layer][0])
-            torch.sum(pulled, 1, keepdim=True, out=into[layer][1])
+            if trained:
+                torch.bmm(inputs[layer].transpose(1, 2), pulled, out=into[layer][0])
+                torch.sum(pulled, 1, keepdim=True, out=into[layer][1])
             if layer or ctx.needs_input_grad[0]:
                 pulled = torch.bmm(pulled, layers[layer][0].transpose(1, 2))
-            if layer:
+            if layer and stack.relu:
+                torch.ops.aten.threshold_backward.grad_input(pulled, inputs[layer], 0.0, grad_input=pulled)
+            elif layer:
                 torch.ops.aten.tanh_backward.grad_input(pulled, inputs[layer], grad_input=pulled)
-        stack.clear_beside(gradient)
-        stack.beside(gradient).copy_(beside_gradient)
+        if trained:
+            stack.clear_beside(gradient)
+            stack.beside(gradient).copy_(beside_gradient)
         x_gradient = pulled.view(runs, networks, rows, -1).sum(1) if ctx.needs_input_grad[0] else None
         return x_gradient, gradient, None
 
@@ -91,7 +103,7 @@ def keep_freed_memory() -> None:
 
 
 class Stack:
-    """N tanh networks for each of R runs, PyTorch's default Linear initialisation.
+    """N tanh or ReLU networks for each of R runs, PyTorch's default Linear initialisation.
 
     A network's parameters lie side by side in a row of `flat` [R, N, P], so that an optimiser's step is a handful of
     operations however many layers there are. `parameters` names the parts: views, weights [R, N, in, out].
@@ -105,9 +117,11 @@ class Stack:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         *,
+        relu: bool = False,
         beside: int = 0,
     ):
         """`beside` parameters of a network belong to no layer; they start at 0."""
+        self.relu = relu
         self.sizes, self.networks, self.runs, self.dtype = tuple(sizes), networks, len(streams), dtype
         places: list[tuple[int, int, int]] = []  # of each layer: (start, inputs, outputs)
         values: list[np.ndarray] = []
@@ -123,14 +137,14 @@ class Stack:
             ]
             weight, bias = (np.stack([draw[part] for draw in draws]) for part in (0, 1))
             if layer == last:
-                weight, bias = _padded(weight), _padded(bias)
+                weight, bias = padded(weight), padded(bias)
             values += [weight.reshape(*weight.shape[:2], -1), bias]
             width = bias.shape[-1]
             places.append((place, width_in, width))
             place += (width_in + 1) * width
         self._beside = (place, place + beside)
         values.append(np.zeros((self.runs, networks, beside)))
-        flat = _padded(np.concatenate(values, axis=-1))
+        flat = padded(np.concatenate(values, axis=-1))
         count, step = self.runs * networks, flat.shape[-1]
         self._views = [  # (size, stride, start) of each weight and bias
             (
@@ -140,7 +154,6 @@ class Stack:
             for start, width_in, width in places
         ]
         self.flat = torch.tensor(flat, dtype=dtype, device=device).requires_grad_()
-        self.own_layers = self.layers(self.flat.detach())
         self.parameters = self.named(self.flat.detach())
 
     def layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -163,9 +176,12 @@ class Stack:
             named[f"bias{layer}"] = bias.squeeze(1).unflatten(0, (self.runs, self.networks))
         return named
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[R, B, in] → [R, N, B, out]; every network of a run sees the run's rows."""
-        out, _ = _Networks.apply(x, self.flat, self)
+    def __call__(self, x: Tensor, flat: Tensor | None = None) -> Tensor:
+        """[R, B, in] → [R, N, B, out]; every network of a run sees the run's rows.
+
+        With other parameters where some are given; `flat.detach()` gives the inputs a gradient and the weights none.
+        """
+        out, _ = _Networks.apply(x, self.flat if flat is None else flat, self)
         return out
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
@@ -175,6 +191,39 @@ class Stack:
             last = f"{name}{len(self.sizes) - 2}"
             arrays[last] = arrays[last][..., : self.sizes[-1]]
         return arrays
+
+
+class SquashedPolicy(Stack):
+    """A Gaussian whose mean and log-std both come from the observation, for actions squashed by tanh."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        streams: Sequence[np.random.Generator],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ):
+        *below, self.width = sizes
+        super().__init__((*below, 2 * self.width), 1, streams, device, dtype, relu=True)
+
+    def heads(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, B, obs] → mean before squashing and log-std, [R, B, act] each."""
+        out = self(observation).squeeze(1)
+        return out[..., : self.width], out[..., self.width :].clamp(*LOG_STD_BOUNDS)
+
+    def arrays(self, run: int) -> dict[str, np.ndarray]:
+        arrays = {name: array[0] for name, array in super().arrays(run).items()}
+        return arrays | {"log_std_bounds": np.array(LOG_STD_BOUNDS, np.float32)}
+
+
+class Scalar:
+    """A trained number of each run. It is stored PAD wide, all alike, for the reason given there."""
+
+    def __init__(self, runs: int, device: torch.device, dtype: torch.dtype = torch.float32):
+        self.flat = torch.zeros(runs, 1, PAD, dtype=dtype, device=device)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        return {"value": flat.squeeze(1)}
 
 
 class GaussianPolicy(Stack):
@@ -188,7 +237,7 @@ class GaussianPolicy(Stack):
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(sizes, 1, streams, device, dtype, beside=sizes[-1] + -sizes[-1] % _PAD)
+        super().__init__(sizes, 1, streams, device, dtype, beside=sizes[-1] + -sizes[-1] % PAD)
         start = np.repeat(np.array(initial_log_std)[:, None], sizes[-1], axis=1)
         self.log_std.copy_(torch.tensor(start, dtype=dtype, device=device))
 
@@ -215,14 +264,14 @@ class GaussianPolicy(Stack):
 
 
 class Adam:
-    """Adam on a stack's parameters, with a learning rate for each run.
+    """Adam on a stack's parameters `flat` [R, N, P], with a learning rate for each run.
 
     `apart` takes the gradient norm of each network of a run by itself, as if each had an optimiser of its own.
     """
 
     def __init__(
         self,
-        stack: Stack,
+        stack: Stack | Scalar,
         learning_rate: Sequence[float],
         max_grad_norm: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -270,12 +319,29 @@ class Adam:
         scale = torch.sqrt(second, out=gradient).add_(self._epsilon * root)
         parameter.addcdiv_(first, scale, value=-self.rates[run] * root / (1 - beta1**steps))
 
+    def schedule(self) -> list[float]:
+        """Count a step and return what depends on the count: [ε, each run's step size], bias corrections folded in."""
+        self.steps = [steps + 1 for steps in self.steps]
+        beta1, beta2 = self._betas
+        root = math.sqrt(1 - beta2 ** self.steps[0])
+        return [self._epsilon * root] + [rate * root / (1 - beta1 ** self.steps[0]) for rate in self.rates]
+
+    @torch.no_grad()
+    def step_on_schedule(self, gradient: Tensor, schedule: Tensor) -> None:
+        """A step with the numbers of `schedule` [1 + R] in a tensor, so that a captured CUDA graph can repeat it."""
+        beta1, beta2 = self._betas
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        change = self.second.sqrt().add_(schedule[0])
+        torch.div(self.first, change, out=change)
+        self.stack.flat.detach().sub_(change.mul_(schedule[1:].view(-1, 1, 1)))
+
     def state(self) -> dict[str, Tensor]:
         """Everything that changes, by name; views."""
         kinds = {"parameter": self.stack.flat.detach(), "first": self.first, "second": self.second}
         return {f"{kind}.{name}": part for kind, flat in kinds.items() for name, part in self.stack.named(flat).items()}
 
 
-def _padded(values: np.ndarray) -> np.ndarray:
+def padded(values: np.ndarray) -> np.ndarray:
     width = values.shape[-1]
-    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % _PAD)])
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % PAD)])

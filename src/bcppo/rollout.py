@@ -7,7 +7,7 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -41,6 +41,21 @@ class Rollout:
     """The simulator's own cost, summed over the rollout."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent acting and simulating: never part of a result."""
+
+
+def join(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of one environment that follow one another, as one."""
+    episodes, row = [], 0
+    for rollout in rollouts:
+        episodes += [episode | {"end": row + episode["end"]} for episode in rollout.episodes]
+        row += len(rollout.reward)
+    arrays = ("observation", "next_observation", "action", "reward", "cost", "terminated", "truncated")
+    return Rollout(
+        **{name: np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in arrays},
+        episodes=episodes,
+        native_cost=sum(rollout.native_cost for rollout in rollouts),
+        seconds={name: sum(rollout.seconds[name] for rollout in rollouts) for name in ("act", "simulate")},
+    )
 
 
 class Collector:

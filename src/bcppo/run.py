@@ -19,15 +19,16 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.algorithms.batch import stack_rollouts
-from bcppo.config import RunConfig, digest, paper_preset, to_json
+from bcppo.config import RunConfig, digest, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.evaluation import CVAR_LEVEL, evaluate_policy
+from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.nets import keep_freed_memory
 from bcppo.policy import NumpyPolicy, save_policy
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
 from bcppo.rollout import Collector, MakeEnv, Rollout
+from bcppo.settings import paper_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
@@ -59,7 +60,7 @@ class Run:
         except BaseException:
             self.close()
             raise
-        self.step = self.updates = 0
+        self.step = self.updates = self.advanced = 0
         self.cumulative_cost = 0.0
         self.positive_multipliers = 0.0
         self.recent: deque[dict[str, float]] = deque(maxlen=RECENT)
@@ -100,6 +101,7 @@ class Run:
             self.append("episodes", {"step": step, "environment": environment, **row})
             self.recent.append(episode)
         self.step += steps
+        self.advanced = steps
         self.updates += 1
         self.cumulative_cost += sum(float(rollout.cost.sum()) for rollout in rollouts)
         self.positive_multipliers += metrics["multiplier_positive"]
@@ -205,60 +207,50 @@ class Trainer:
         keep_freed_memory()
         learner = METHODS[first.method].learner()
         self.learner = learner([run.config for run in runs], first.widths, [run.streams for run in runs], self.device)
+        loop = OffPolicyLoop if METHODS[first.method].off_policy else OnPolicyLoop
+        self.loop: OffPolicyLoop | OnPolicyLoop = loop(runs, self.learner, self.policy, self.device)
 
     def policy(self, index: int) -> NumpyPolicy:
         return NumpyPolicy(self.learner.policy_arrays(index), *self.runs[index].bounds)
 
     def train(self) -> None:
         """To the end, from wherever the runs are."""
-        config: Any = self.runs[0].config
         while not self.runs[0].finished:
-            before = perf_counter()
-            rollouts = self._collect(config.rollout // config.num_envs)
-            collected = perf_counter()
-            batch = stack_rollouts(rollouts, *self.runs[0].bounds, self.device)
-            metrics = {name: values.double().cpu().numpy() for name, values in self.learner.update(batch).items()}
+            advance = self.loop.advance()
             updated = perf_counter()
-            self._record(rollouts, metrics)
+            self._record(advance)
             for index in self._due("eval_every"):
                 self.runs[index].evaluate(self.policy(index), final=False)
             evaluated = perf_counter()
             for index in self._due("checkpoint_every"):
                 self.checkpoint(index)
-            seconds = {"collect": collected - before, "update": updated - collected, "evaluate": evaluated - updated}
-            self._time(rollouts, seconds | {"checkpoint": perf_counter() - evaluated})
+            seconds = {"evaluate": evaluated - updated, "checkpoint": perf_counter() - evaluated}
+            self._time(advance.rollouts, advance.seconds | seconds)
         for index, run in enumerate(self.runs):
             if not run.evaluated:
                 run.evaluate(self.policy(index), final=True)
                 self.checkpoint(index)
             save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
+            self.loop.finish(index)
             run.folder.set_status(FINISHED)
 
-    def _collect(self, steps: int) -> list[list[Rollout]]:
+    def _record(self, advance: Advance) -> None:
         for index, run in enumerate(self.runs):
-            policy = self.policy(index)
-            for collector in run.collectors:
-                collector.start(policy, steps)
-        return [[collector.finish() for collector in run.collectors] for run in self.runs]
-
-    def _record(self, rollouts: list[list[Rollout]], metrics: dict[str, np.ndarray]) -> None:
-        for index, run in enumerate(self.runs):
-            own = {name: float(values[index]) for name, values in metrics.items()}
-            run.record(rollouts[index], own)
-            bad = [name for name, value in own.items() if not np.isfinite(value)]
+            own = {name: float(values[index]) for name, values in advance.metrics.items()}
+            run.record(advance.rollouts[index], own)
+            bad = [name for name, value in own.items() if advance.learned and not np.isfinite(value)]
             if bad or not self._weights_are_finite(index):
                 what = f"{bad[0]} is not finite" if bad else "a weight is not finite"
                 raise Diverged(f"Training diverged at step {run.step}: {what}; the folder keeps all that came before.")
             self.watch.update(run)
 
     def _due(self, field: str) -> list[int]:
-        """The runs whose last rollout crossed a multiple of a number of steps; the end of a run is a matter apart."""
-        config: Any = self.runs[0].config
+        """The runs whose last advance crossed a multiple of a number of steps; the end of a run is a matter apart."""
         return [
             index
             for index, run in enumerate(self.runs)
             if (every := getattr(run.config, field))
-            and run.step // every > (run.step - config.rollout) // every
+            and run.step // every > (run.step - run.advanced) // every
             and not run.finished
         ]
 
@@ -277,14 +269,14 @@ class Trainer:
         """A run's rows first, then the checkpoint that covers them."""
         run = self.runs[index]
         run.write_rows()
-        run.folder.save_checkpoint(self._state(index), run.notes())
+        run.folder.save_checkpoint(self._state(index), run.notes() | self.loop.notes(index))
 
     def _state(self, index: int) -> dict[str, np.ndarray]:
         tensors: dict[str, np.ndarray] = {}
         for name, optimizer in self.learner.optimizers().items():
             tensors |= {f"{name}.{key}": t[index].detach().cpu().numpy() for key, t in optimizer.state().items()}
             tensors[f"{name}.steps"] = np.array(optimizer.steps[index])
-        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.controller._asdict().items()}
+        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.memory().items()}
         for number, collector in enumerate(self.runs[index].collectors):
             tensors[f"actions{number}"] = collector.state()[1]
         return tensors
@@ -296,6 +288,7 @@ class Trainer:
             if loaded is not None:
                 run.restore(*loaded)
                 self._load(index, loaded[0])
+                self.loop.restore(index, loaded[1])
         if len({run.step for run in self.runs}) > 1:
             raise FolderError("Runs of one stack can only go on together from checkpoints of one step.")
         for run in self.runs:
@@ -309,7 +302,7 @@ class Trainer:
                 for key, tensor in optimizer.state().items():
                     tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
                 optimizer.steps[index] = int(tensors[f"{name}.steps"])
-            for key, tensor in self.learner.controller._asdict().items():
+            for key, tensor in self.learner.memory().items():
                 tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
         except (KeyError, RuntimeError) as error:
             folder = self.runs[index].folder.path

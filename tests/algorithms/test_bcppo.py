@@ -15,13 +15,13 @@ from torch import Tensor
 from bcppo.algorithms import bcppo as module
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
-from bcppo.config import BCPPOConfig
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import effective_beta, excess_factor, reference_level
 from bcppo.math.gae import gae
 from bcppo.math.pid import PidGains, pid_start, pid_step
 from bcppo.math.surrogate import clipped_surrogate, gaussian_log_prob, standardize
 from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.settings import BCPPOConfig
 from bcppo.streams import Streams
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from bcppo.algorithms.cpo import CPO
 from bcppo.algorithms.focops import FOCOPS
 from bcppo.algorithms.onpolicy import OnPolicy
 from bcppo.algorithms.ppolag import PPOLag
-from bcppo.config import CPOConfig, FOCOPSConfig, PPOLagConfig
+from bcppo.settings import CPOConfig, FOCOPSConfig, PPOLagConfig
 from bcppo.streams import Streams
 
 RECORDS = Path(__file__).parents[1] / "data" / "omnisafe_0_5_0.npz"

@@ -16,9 +16,9 @@ from bcppo.algorithms.cpo import CPO
 from bcppo.algorithms.focops import FOCOPS
 from bcppo.algorithms.onpolicy import OnPolicy, Sample
 from bcppo.algorithms.ppolag import PPOLag
-from bcppo.config import CPOConfig, FOCOPSConfig, LagrangeConfig, OmniConfig, PPOLagConfig
 from bcppo.errors import ConfigError
 from bcppo.policy import NumpyPolicy
+from bcppo.settings import CPOConfig, FOCOPSConfig, LagrangeConfig, OmniConfig, PPOLagConfig
 from bcppo.streams import Streams
 
 SMALL: dict[str, Any] = {

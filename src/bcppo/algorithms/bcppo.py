@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.ppo import NoSignal
-from bcppo.config import BCPPOConfig, PPOConfig
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
 from bcppo.math.gae import Advantage, gae, td_target
@@ -29,6 +28,7 @@ from bcppo.math.surrogate import (
     masked_td_loss,
 )
 from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm")
@@ -226,6 +226,10 @@ class BCPPO:
     def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
         """What collects and is deployed."""
         return self.policy.arrays(run)
+
+    def memory(self) -> dict[str, Tensor]:
+        """What it remembers beside weights and optimisers, [R, …] each."""
+        return self.controller._asdict()
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer, **self.signal.optimizers()}

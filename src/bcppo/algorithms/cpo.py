@@ -108,7 +108,8 @@ class _Fisher:
         self._policy, self._damping = learner.policy, learner._damping
         self._mean = self._policy.mean(observation)
         self._inputs = [observation]
-        for weight, bias in self._policy.own_layers[:-1]:
+        self._layers = self._policy.layers(self._policy.flat.detach())
+        for weight, bias in self._layers[:-1]:
             self._inputs.append(torch.baddbmm(bias, self._inputs[-1], weight).tanh_())
 
     def __call__(self, vector: Tensor) -> Tensor:
@@ -129,7 +130,7 @@ class _Fisher:
         for layer, (weight_part, bias_part) in enumerate(self._policy.layers(direction)):
             change = torch.baddbmm(bias_part, self._inputs[layer], weight_part)
             if moved is not None:
-                change = change + torch.bmm(moved, self._policy.own_layers[layer][0])
+                change = change + torch.bmm(moved, self._layers[layer][0])
             moved = change if layer == last else change * (1.0 - self._inputs[layer + 1].square())
         assert moved is not None
         return moved[..., : self._policy.sizes[-1]]

@@ -311,6 +311,10 @@ class OnPolicy:
         orders = [s.permutation(rows) if a else np.arange(rows) for s, a in zip(self._minibatches, active)]
         return rollout.minibatches(torch.from_numpy(np.stack(orders)).to(self._device), self.config.minibatch)
 
+    def memory(self) -> dict[str, Tensor]:
+        """What it remembers beside weights and optimisers, [R, …] each."""
+        return self.controller._asdict()
+
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer}
 

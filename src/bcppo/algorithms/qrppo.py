@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.ppo import NoSignal
-from bcppo.config import QRPPOConfig
 from bcppo.math.quantile import pinball_loss, quantile_levels
 from bcppo.nets import Adam, Stack
+from bcppo.settings import QRPPOConfig
 from bcppo.streams import Streams
 
 
