@@ -142,7 +142,9 @@ def test_actor_loss_leaves_the_signals_critic_alone(signal: type) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-# --- what every method shares ---
+# --- what every on-policy method shares; tests/test_offpolicy.py has WCSAC's part ---
+
+ON_POLICY = [name for name, method in METHODS.items() if not method.off_policy]
 
 
 ON_POLICY = [name for name, method in METHODS.items() if not method.off_policy]

@@ -116,6 +116,18 @@ def test_runs_that_cannot_share_a_stack_are_refused() -> None:
         learner(config(), config(minibatch=16))
 
 
+def test_the_computation_of_an_update_asks_nothing_of_the_host() -> None:
+    """On the meta device a tensor has no numbers, so reading one (which on CUDA waits, and breaks a graph's capture)
+    raises, as does mixing devices."""
+    meta = torch.device("meta")
+    one = WCSAC([config(), config(seed=1)], WIDTHS, [Streams(0, 1), Streams(1, 1)], meta)
+    fill(one, 0, 1, count=5)
+    addresses = [id(t) for o in one.optimizers().values() for t in o.state().values()]
+    one.step(one.draw())
+    assert addresses == [id(t) for o in one.optimizers().values() for t in o.state().values()]
+    assert all(value.device == meta for value in one.metrics().values())
+
+
 # --- the safety critics ---
 
 
