@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,10 @@ from bcppo.rollout import Rollout, join
 
 if TYPE_CHECKING:
     from bcppo.run import Run
+
+
+Waiting = Generator[Sequence[Any], None, "Advance"]
+"""Hands over the collectors whose answers it waits for, as often as it does; goes on when all are there."""
 
 
 class Advance(NamedTuple):
@@ -38,21 +42,18 @@ class OnPolicyLoop:
     ) -> None:
         self._runs, self._learner, self._policy, self._device = runs, learner, policy, device
 
-    def advance(self) -> Advance:
+    def advance(self) -> Waiting:
         config: Any = self._runs[0].config
         before = perf_counter()
-        rollouts = self._collect(config.rollout // config.num_envs)
+        for index, run in enumerate(self._runs):
+            for collector in run.collectors:
+                collector.start(self._policy(index), config.rollout // config.num_envs)
+        yield [collector for run in self._runs for collector in run.collectors]
+        rollouts = [[collector.finish() for collector in run.collectors] for run in self._runs]
         collected = perf_counter()
         batch = stack_rollouts(rollouts, *self._runs[0].bounds, self._device)
         metrics = {name: values.double().cpu().numpy() for name, values in self._learner.update(batch).items()}
         return Advance(rollouts, metrics, True, {"collect": collected - before, "update": perf_counter() - collected})
-
-    def _collect(self, steps: int) -> list[list[Rollout]]:
-        for index, run in enumerate(self._runs):
-            policy = self._policy(index)
-            for collector in run.collectors:
-                collector.start(policy, steps)
-        return [[collector.finish() for collector in run.collectors] for run in self._runs]
 
     def notes(self, index: int) -> dict[str, str]:
         """What a run's checkpoint says beside the learner's state."""
@@ -78,17 +79,19 @@ class OffPolicyLoop:
         observation, action = runs[0].widths
         self._files = [ReplayFile(run.folder / "replay.bin", 2 * observation + action + 3) for run in runs]
 
-    def advance(self) -> Advance:
+    def advance(self) -> Waiting:
         config: Any = self._runs[0].config
         begun = self._runs[0].step
         taken: list[list[Rollout]] = [[] for _ in self._runs]
         collecting = updating = 0.0
         for step in range(begun, min(begun + config.window, config.steps)):
             before = perf_counter()
-            for index, run in enumerate(self._runs):
-                policy: Any = self._uniform if step < config.random_steps else self._policy(index)
-                (collector,) = run.collectors
-                taken[index].append(collector.collect(policy, 1))
+            collectors = [run.collectors[0] for run in self._runs]
+            for index, collector in enumerate(collectors):
+                collector.start(self._uniform if step < config.random_steps else self._policy(index), 1)
+            yield collectors
+            for own, collector in zip(taken, collectors):
+                own.append(collector.finish())
             self._store([own[-1] for own in taken])
             collected = perf_counter()
             if step >= config.random_steps:

@@ -7,13 +7,15 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import gymnasium
 import numpy as np
 
+from bcppo.episodes import evaluate_policy
 from bcppo.errors import ConfigError, Diverged
 from bcppo.policy import NumpyPolicy
 
@@ -62,7 +64,8 @@ class Collector:
     """One environment, between its reset and the next."""
 
     def __init__(self, make_env: MakeEnv, seeds: np.random.Generator, noise: np.random.Generator) -> None:
-        self.env = make_env()
+        self._make_env, self.env = make_env, make_env()
+        self._evaluation_env: gymnasium.Env | None = None
         self._seeds, self._noise = seeds, noise
         # A fresh environment may differ from a used one (the navigation tasks solve their first world once less); since
         # a resumed run has a fresh one, every run begins with a used one.
@@ -115,8 +118,33 @@ class Collector:
     def finish(self) -> Rollout:
         return self.collect(*self._asked)
 
+    def ready(self) -> bool:
+        """Whether `finish` hands over at once; a collector in another process may still be at work."""
+        return True
+
+    def start_evaluation(self, policy: NumpyPolicy, seeds: Iterable[int]) -> None:
+        """Ask for evaluation episodes; `finish_evaluation` hands them over."""
+        self._asked_evaluation = policy, seeds
+
+    def finish_evaluation(self) -> list[dict[str, float]]:
+        return self.evaluate(*self._asked_evaluation)
+
+    def evaluate(self, policy: NumpyPolicy, seeds: Iterable[int]) -> list[dict[str, float]]:
+        """Evaluation episodes in an environment of their own: the one that collects is in the middle of something."""
+        if self._evaluation_env is None:
+            self._evaluation_env = self._make_env()
+        return evaluate_policy(policy, self._evaluation_env, seeds)
+
+    @property
+    def spaces(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """(observation width, lowest action, highest action)"""
+        action: Any = self.env.action_space
+        return self.env.observation_space.shape[0], action.low, action.high  # type: ignore[index]
+
     def close(self) -> None:
         self.env.close()
+        if self._evaluation_env is not None:
+            self._evaluation_env.close()
 
     def collect(self, policy: NumpyPolicy, steps: int) -> Rollout:
         """The next `steps` steps under a policy."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -21,18 +21,19 @@ import torch
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import RunConfig, digest, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
-from bcppo.evaluation import CVAR_LEVEL, evaluate_policy
+from bcppo.evaluation import CVAR_LEVEL
 from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.nets import keep_freed_memory
 from bcppo.policy import NumpyPolicy, save_policy
+from bcppo.pool import RemoteCollector, Worker
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
 from bcppo.rollout import Collector, MakeEnv, Rollout
 from bcppo.settings import paper_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
-from bcppo.worker import OWN_TASK, RemoteCollector, environment_factory, own_environment
+from bcppo.worker import OWN_TASK, environment_factory, own_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
@@ -41,22 +42,26 @@ RECENT = 100
 class Run:
     """One run: its folder, environments, streams and rows. The learner may be shared with other runs."""
 
-    def __init__(self, method: str, config: RunConfig, folder: RunFolder, make_env: MakeEnv | None) -> None:
+    def __init__(
+        self,
+        method: str,
+        config: RunConfig,
+        folder: RunFolder,
+        make_env: MakeEnv | None = None,
+        hosts: Sequence[Worker] = (),
+    ) -> None:
+        """`hosts` are workers to simulate in; without any, a single environment is this process's own."""
         self.method, self.config, self.folder = method, config, folder
-        if make_env is not None and config.num_envs > 1:
+        if make_env is not None and (config.num_envs > 1 or hosts):
             raise ConfigError("Several environments run in processes of their own: name the task as 'module:function'.")
         self.streams = Streams(config.seed, config.num_envs)
-        limit = config.cost_limit_rate
-        self.make_env = own_environment(make_env, limit) if make_env else environment_factory(config.task, limit)
-        self.evaluation_env = self.make_env()
         self.collectors: list[Any] = []
+        self._workers: list[Worker] = []
         try:
+            if not hosts and config.num_envs > 1:
+                hosts = self._workers = [Worker() for _ in range(config.num_envs)]
+            self._make_collectors(make_env, hosts)
             _ = config.limit_rate  # refuses a run without a limit
-            for pair in zip(self.streams.environment, self.streams.noise):
-                alone = config.num_envs == 1
-                self.collectors.append(
-                    Collector(self.make_env, *pair) if alone else RemoteCollector(config.task, limit, *pair)
-                )
         except BaseException:
             self.close()
             raise
@@ -66,15 +71,27 @@ class Run:
         self.recent: deque[dict[str, float]] = deque(maxlen=RECENT)
         self.rows: dict[str, dict[str, list]] = {"progress": {}, "episodes": {}, "evaluations": {}, "timings": {}}
 
+    def _make_collectors(self, make_env: MakeEnv | None, hosts: Sequence[Worker]) -> None:
+        limit, pairs = self.config.cost_limit_rate, zip(self.streams.environment, self.streams.noise)
+        if hosts:
+            self.collectors += [
+                RemoteCollector(hosts[index % len(hosts)], self.config.task, limit, *pair)
+                for index, pair in enumerate(pairs)
+            ]
+        else:
+            make = own_environment(make_env, limit) if make_env else environment_factory(self.config.task, limit)
+            self.collectors += [Collector(make, *pair) for pair in pairs]
+
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        space: Any = self.evaluation_env.action_space
-        return space.low, space.high
+        _, low, high = self.collectors[0].spaces
+        return low, high
 
     @property
     def widths(self) -> tuple[int, int]:
         """(observation width, action width)"""
-        return self.evaluation_env.observation_space.shape[0], self.evaluation_env.action_space.shape[0]  # type: ignore[index]
+        observation, low, _ = self.collectors[0].spaces
+        return observation, len(low)
 
     @property
     def finished(self) -> bool:
@@ -131,8 +148,11 @@ class Run:
             "cost_cvar95": conditional_value_at_risk(rates, CVAR_LEVEL),
         }
 
-    def evaluate(self, policy: NumpyPolicy, *, final: bool) -> None:
-        for row in evaluate_policy(policy, self.evaluation_env, self.config.eval_seeds):
+    def start_evaluation(self, policy: NumpyPolicy) -> None:
+        self.collectors[0].start_evaluation(policy, self.config.eval_seeds)
+
+    def finish_evaluation(self, *, final: bool) -> None:
+        for row in self.collectors[0].finish_evaluation():
             self.append("evaluations", {"step": self.step, "final": final, "stochastic": False, **row})
 
     def write_rows(self) -> None:
@@ -187,9 +207,8 @@ class Run:
         return {name: len(self.rows[name].get("step", [])) for name in ("progress", "episodes", "evaluations")}
 
     def close(self) -> None:
-        for collector in self.collectors:
-            collector.close()
-        self.evaluation_env.close()
+        for part in (*self.collectors, *self._workers):
+            part.close()
 
 
 class Trainer:
@@ -215,24 +234,38 @@ class Trainer:
 
     def train(self) -> None:
         """To the end, from wherever the runs are."""
+        for _ in self.work():
+            pass
+
+    def work(self) -> Iterator[Sequence[Any]]:
+        """The same, piece by piece: hands over the collectors whose answers it waits for, so that others can work."""
         while not self.runs[0].finished:
-            advance = self.loop.advance()
+            advance = yield from self.loop.advance()
             updated = perf_counter()
             self._record(advance)
-            for index in self._due("eval_every"):
-                self.runs[index].evaluate(self.policy(index), final=False)
+            yield from self._evaluate(self._due("eval_every"), final=False)
             evaluated = perf_counter()
             for index in self._due("checkpoint_every"):
                 self.checkpoint(index)
             seconds = {"evaluate": evaluated - updated, "checkpoint": perf_counter() - evaluated}
             self._time(advance.rollouts, advance.seconds | seconds)
+        missing = [index for index, run in enumerate(self.runs) if not run.evaluated]
+        yield from self._evaluate(missing, final=True)
         for index, run in enumerate(self.runs):
-            if not run.evaluated:
-                run.evaluate(self.policy(index), final=True)
+            if index in missing:
                 self.checkpoint(index)
             save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
             self.loop.finish(index)
             run.folder.set_status(FINISHED)
+
+    def _evaluate(self, indices: Sequence[int], *, final: bool) -> Iterator[Sequence[Any]]:
+        if not indices:
+            return
+        for index in indices:
+            self.runs[index].start_evaluation(self.policy(index))
+        yield [self.runs[index].collectors[0] for index in indices]
+        for index in indices:
+            self.runs[index].finish_evaluation(final=final)
 
     def _record(self, advance: Advance) -> None:
         for index, run in enumerate(self.runs):
