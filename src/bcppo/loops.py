@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms.batch import stack_rollouts
+from bcppo.errors import Diverged
 from bcppo.policy import NumpyPolicy, UniformPolicy
 from bcppo.replay import ReplayFile
 from bcppo.rollout import Rollout, join
@@ -49,7 +50,7 @@ class OnPolicyLoop:
             for collector in run.collectors:
                 collector.start(self._policy(index), config.rollout // config.num_envs)
         yield [collector for run in self._runs for collector in run.collectors]
-        rollouts = [[collector.finish() for collector in run.collectors] for run in self._runs]
+        rollouts = [[_finish(collector, index) for collector in run.collectors] for index, run in enumerate(self._runs)]
         collected = perf_counter()
         batch = stack_rollouts(rollouts, *self._runs[0].bounds, self._device)
         metrics = {name: values.double().cpu().numpy() for name, values in self._learner.update(batch).items()}
@@ -64,6 +65,14 @@ class OnPolicyLoop:
 
     def finish(self, index: int) -> None:
         """A run is done: nothing will be resumed."""
+
+
+def _finish(collector: Any, run: int) -> Rollout:
+    try:
+        return collector.finish()
+    except Diverged as error:
+        error.run = run
+        raise
 
 
 class OffPolicyLoop:
@@ -90,8 +99,8 @@ class OffPolicyLoop:
             for index, collector in enumerate(collectors):
                 collector.start(self._uniform if step < config.random_steps else self._policy(index), 1)
             yield collectors
-            for own, collector in zip(taken, collectors):
-                own.append(collector.finish())
+            for index, collector in enumerate(collectors):
+                taken[index].append(_finish(collector, index))
             self._store([own[-1] for own in taken])
             collected = perf_counter()
             if step >= config.random_steps:

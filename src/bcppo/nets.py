@@ -145,20 +145,21 @@ class Stack:
         self._beside = (place, place + beside)
         values.append(np.zeros((self.runs, networks, beside)))
         flat = padded(np.concatenate(values, axis=-1))
-        count, step = self.runs * networks, flat.shape[-1]
-        self._views = [  # (size, stride, start) of each weight and bias
-            (
-                ((count, width_in, width), (step, width, 1), start),
-                ((count, 1, width), (step, width, 1), start + width_in * width),
-            )
-            for start, width_in, width in places
-        ]
+        self._places = places
         self.flat = torch.tensor(flat, dtype=dtype, device=device).requires_grad_()
         self.parameters = self.named(self.flat.detach())
 
     def layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """(weight [R·N, in, out], bias [R·N, 1, out]) of each layer, views of a tensor laid out as `flat`."""
-        return [(flat.as_strided(*weight), flat.as_strided(*bias)) for weight, bias in self._views]
+        runs, networks, step = flat.shape
+        count = runs * networks
+        return [
+            (
+                flat.as_strided((count, rows, width), (step, width, 1), start),
+                flat.as_strided((count, 1, width), (step, width, 1), start + rows * width),
+            )
+            for start, rows, width in self._places
+        ]
 
     def beside(self, flat: Tensor) -> Tensor:
         """The parameters of no layer [R, N, beside], a view."""
@@ -172,8 +173,8 @@ class Stack:
         """Views of a tensor laid out as `flat`, by name: weight0 [R, N, in, out], bias0 [R, N, out], …"""
         named = {}
         for layer, (weight, bias) in enumerate(self.layers(flat)):
-            named[f"weight{layer}"] = weight.unflatten(0, (self.runs, self.networks))
-            named[f"bias{layer}"] = bias.squeeze(1).unflatten(0, (self.runs, self.networks))
+            named[f"weight{layer}"] = weight.unflatten(0, flat.shape[:2])
+            named[f"bias{layer}"] = bias.squeeze(1).unflatten(0, flat.shape[:2])
         return named
 
     def __call__(self, x: Tensor, flat: Tensor | None = None) -> Tensor:
@@ -186,7 +187,8 @@ class Stack:
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
         """A copy of one run's parameters as NumPy arrays, without the padding."""
-        arrays = {name: tensor[run].cpu().numpy().copy() for name, tensor in self.parameters.items()}
+        row = self.flat.detach()[run : run + 1].clone().cpu()
+        arrays = {name: tensor[0].numpy().copy() for name, tensor in self.named(row).items()}
         for name in ("weight", "bias"):
             last = f"{name}{len(self.sizes) - 2}"
             arrays[last] = arrays[last][..., : self.sizes[-1]]
@@ -306,6 +308,8 @@ class Adam:
         if len(runs) == len(self.steps) and len(set(zip(self.steps, self.rates))) == 1:
             self._move(gradient, self.stack.flat, self.first, self.second, 0)
             self.steps = [self.steps[0] + 1] * len(runs)
+        elif gradient.is_cuda:
+            self._move_some(gradient, runs)
         else:
             for run in runs:  # one by one, so that each rounds as it would alone
                 self._move(gradient[run], self.stack.flat[run], self.first[run], self.second[run], run)
@@ -318,6 +322,21 @@ class Adam:
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         scale = torch.sqrt(second, out=gradient).add_(self._epsilon * root)
         parameter.addcdiv_(first, scale, value=-self.rates[run] * root / (1 - beta1**steps))
+
+    def _move_some(self, gradient: Tensor, runs: Sequence[int]) -> None:
+        """Some runs, each at its own count of steps, in one go: the others get weights of 0, and stay as they are."""
+        beta1, beta2 = self._betas
+        rows = [[0.0, 0.0, 1.0, 0.0] for _ in self.steps]
+        for run in runs:
+            self.steps[run] += 1
+            root = math.sqrt(1 - beta2 ** self.steps[run])
+            size = self.rates[run] * root / (1 - beta1 ** self.steps[run])
+            rows[run] = [1 - beta1, 1 - beta2, self._epsilon * root, size]
+        numbers = torch.tensor(rows, dtype=gradient.dtype).to(gradient.device, non_blocking=True)
+        first, second, epsilon, size_ = (column.view(-1, 1, 1) for column in numbers.unbind(1))
+        self.first.lerp_(gradient, first)
+        self.second.lerp_(gradient.square(), second)
+        self.stack.flat.sub_(self.first / (self.second.sqrt() + epsilon) * size_)
 
     def schedule(self) -> list[float]:
         """Count a step and return what depends on the count: [ε, each run's step size], bias corrections folded in."""

@@ -29,6 +29,7 @@ from bcppo.worker import Arrays, Places, read_message, shared_arrays, write_mess
 ATTEMPTS = 3
 """Deaths in a row after which a worker is given up."""
 
+
 class _Lost(Exception):
     """A worker died while it was being put back."""
 
@@ -121,6 +122,8 @@ class Worker:
                 raise BcppoError(f"An environment's process {times}; the run can be resumed from its last checkpoint.")
             self._end()
             self._start()
+            for box in self._inbox:
+                box.clear()  # what nobody has taken yet is asked again too: the environments start from before it
             deaths, self._reviving = self._deaths, True
             try:
                 for collector in self._collectors:

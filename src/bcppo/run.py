@@ -206,6 +206,11 @@ class Run:
         """Rows of each kind, timings apart."""
         return {name: len(self.rows[name].get("step", [])) for name in ("progress", "episodes", "evaluations")}
 
+    def folder_step(self) -> int:
+        """The step of the folder's checkpoint, 0 before the first."""
+        loaded = self.folder.load_checkpoint(lambda sentence: None)
+        return json.loads(loaded[1]["state"])["step"] if loaded else 0
+
     def close(self) -> None:
         for part in (*self.collectors, *self._workers):
             part.close()
@@ -268,13 +273,15 @@ class Trainer:
             self.runs[index].finish_evaluation(final=final)
 
     def _record(self, advance: Advance) -> None:
+        finite = self._finite()
         for index, run in enumerate(self.runs):
             own = {name: float(values[index]) for name, values in advance.metrics.items()}
             run.record(advance.rollouts[index], own)
             bad = [name for name, value in own.items() if advance.learned and not np.isfinite(value)]
-            if bad or not self._weights_are_finite(index):
+            if bad or not finite[index]:
                 what = f"{bad[0]} is not finite" if bad else "a weight is not finite"
-                raise Diverged(f"Training diverged at step {run.step}: {what}; the folder keeps all that came before.")
+                sentence = f"Training diverged at step {run.step}: {what}; the folder keeps all that came before."
+                raise Diverged(sentence, index)
             self.watch.update(run)
 
     def _due(self, field: str) -> list[int]:
@@ -287,9 +294,10 @@ class Trainer:
             and not run.finished
         ]
 
-    def _weights_are_finite(self, index: int) -> bool:
-        flats = (optimizer.stack.flat.detach() for optimizer in self.learner.optimizers().values())
-        return all(bool(torch.isfinite(flat[index].sum())) for flat in flats)
+    def _finite(self) -> list[bool]:
+        """Of each run, whether all its weights are numbers."""
+        totals = [optimizer.stack.flat.detach().sum((1, 2)) for optimizer in self.learner.optimizers().values()]
+        return torch.isfinite(torch.stack(totals)).all(0).tolist()
 
     def _time(self, rollouts: list[list[Rollout]], seconds: dict[str, float]) -> None:
         for run, own in zip(self.runs, rollouts):
@@ -429,15 +437,15 @@ def _train(trainer: Trainer, watch: Watch) -> None:
         with watch.watching(trainer.runs):
             trainer.train()
     except Diverged as error:
-        _leave(trainer.runs, DIVERGED, str(error))
+        leave(trainer.runs, DIVERGED, str(error))
         raise
     except Exception as error:
         known = isinstance(error, BcppoError)
-        _leave(trainer.runs, FAILED, str(error) if known else f"{type(error).__name__}: {error}")
+        leave(trainer.runs, FAILED, str(error) if known else f"{type(error).__name__}: {error}")
         raise
 
 
-def _leave(runs: Sequence[Run], state: str, message: str) -> None:
+def leave(runs: Sequence[Run], state: str, message: str) -> None:
     """Leave usable folders behind: rows as far as they go, and why they go no further."""
     for run in runs:
         for attempt in (run.write_rows, _status_writer(run, state, message)):

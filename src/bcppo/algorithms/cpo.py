@@ -33,9 +33,10 @@ class CPO(OnPolicy):
             raise ConfigError("Runs of one stack must agree on conjugate_gradient_steps and search_steps.")
 
     def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+        excess = excess.to(self._device)
         step = self._solve(rollout, excess)
         found = self._search(rollout, step, excess)
-        self.controller = self.controller._replace(multiplier=step.cost_multiplier)
+        self.controller = self.controller._replace(multiplier=step.cost_multiplier.cpu())
         tally, everyone = Tally(len(self.configs), self._device), [True] * len(self.configs)
         for _ in range(self.config.epochs):
             tally.add([self.descend_values(part) for part in self.draw_minibatches(rollout, everyone)], everyone)

@@ -21,7 +21,7 @@ class FOCOPS(OnPolicy):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._ceiling = self.vector("multiplier_max")
+        self._ceiling = self.vector("multiplier_max", host=True)
         self._eta, self._temperature = (self.vector(f).to(self._dtype).unsqueeze(1) for f in ("eta", "temperature"))
         self._broadcast = torch.tensor([c.broadcast_kl for c in self.configs], device=self._device)
 

@@ -110,15 +110,16 @@ class OnPolicy:
         rates = [getattr(c, "learning_rate", 0.0) for c in configs]
         self.policy_optimizer = Adam(self.policy, rates, first.max_grad_norm)
         self._minibatches = [stream.minibatches for stream in streams]
-        self.controller = _fresh_state(configs, observation, device)
+        self.controller = _fresh_state(configs, observation)
         self._discount = self.vector("discount").unsqueeze(1)
         self._trace = self.vector("trace_decay").unsqueeze(1)
         self._penalty = self.vector("critic_penalty").to(dtype).unsqueeze(1)
         self._target_kl = self.vector("target_kl")
 
-    def vector(self, field: str) -> Tensor:
-        """A config field of every run, [R] float64."""
-        return torch.tensor([getattr(c, field) for c in self.configs], dtype=torch.float64, device=self._device)
+    def vector(self, field: str, *, host: bool = False) -> Tensor:
+        """A config field of every run, [R] float64, on the learner's device or with the controller on the host."""
+        numbers = [getattr(c, field) for c in self.configs]
+        return torch.tensor(numbers, dtype=torch.float64, device="cpu" if host else self._device)
 
     def update(self, batch: Batch) -> Metrics:
         """One cycle: statistic, advantages, policy and values; then the observations enter the running statistics."""
@@ -160,8 +161,7 @@ class OnPolicy:
                 means.append((shares[0] / batch.environments, shares[1] / batch.environments))
         self.controller = state._replace(episode_cost=costs, episode_length=lengths, episodes=finished)
         rows = [self._in_units(config, *mean) for config, mean in zip(self.configs, means)]
-        columns = torch.tensor(rows, dtype=torch.float64, device=self._device).unbind(1)
-        return Constraint(*columns)
+        return Constraint(*torch.tensor(rows, dtype=torch.float64).unbind(1))
 
     @staticmethod
     def _in_units(config: Any, cost: float, length: float) -> tuple[float, float, float, float]:
@@ -183,7 +183,7 @@ class OnPolicy:
             log_prob=gaussian_log_prob(action, old_mean, self.policy.log_std),
             old_mean=old_mean,
             reward_advantage=standardize(reward.advantage).to(self._dtype),
-            cost_advantage=(centred * cost_scale.unsqueeze(1)).to(self._dtype),
+            cost_advantage=(centred * cost_scale.unsqueeze(1).to(self._device)).to(self._dtype),
             reward_target=reward.value_target.to(self._dtype),
             cost_target=cost.value_target.to(self._dtype),
             advantage=torch.zeros_like(old_mean[..., 0]),
@@ -214,7 +214,7 @@ class OnPolicy:
         std = (state.squares / (state.observations - 1).clamp(min=1).unsqueeze(1)).sqrt().clamp(min=STD_FLOOR)
         started = state.observations.unsqueeze(1) > 0
         scale = torch.where(started, std, 1.0)
-        return state.mean.to(self._dtype), scale.to(self._dtype)
+        return state.mean.to(self._device, self._dtype), scale.to(self._device, self._dtype)
 
     def _normalized(self, observation: Tensor) -> Tensor:
         observation = observation.to(self._dtype)
@@ -232,9 +232,9 @@ class OnPolicy:
             before, after = int(count[run]), int(count[run]) + len(rows)
             centre = rows.mean(0)
             spread = np.square(rows - centre).sum(0)
-            shift = centre - mean[run].cpu().numpy()
-            mean[run] += torch.from_numpy(shift * len(rows) / after).to(self._device)
-            squares[run] += torch.from_numpy(spread + np.square(shift) * before * len(rows) / after).to(self._device)
+            shift = centre - mean[run].numpy()
+            mean[run] += torch.from_numpy(shift * len(rows) / after)
+            squares[run] += torch.from_numpy(spread + np.square(shift) * before * len(rows) / after)
             count[run] = after
         self.controller = self.controller._replace(mean=mean, squares=squares, observations=count)
 
@@ -255,7 +255,8 @@ class OnPolicy:
         first = beta1 * state.first - (1 - beta1) * excess
         second = beta2 * state.second + (1 - beta2) * excess.square()
         scale = (second / (1 - beta2**steps)).sqrt() + 1e-8
-        multiplier = state.multiplier - self.vector("multiplier_learning_rate") * first / (1 - beta1**steps) / scale
+        rate = self.vector("multiplier_learning_rate", host=True)
+        multiplier = state.multiplier - rate * first / (1 - beta1**steps) / scale
         multiplier = multiplier.clamp(min=0.0)
         if ceiling is not None:
             multiplier = torch.minimum(multiplier, ceiling)
@@ -269,12 +270,12 @@ class OnPolicy:
             c.learning_rate * (max(0.0, 1.0 - updates / c.updates) if c.learning_rate_decay else 1.0)
             for c, updates in zip(self.configs, done)
         ]
-        weight = multiplier.to(self._dtype).unsqueeze(1)
+        weight = multiplier.to(self._device, self._dtype).unsqueeze(1)
         rollout.advantage = (rollout.reward_advantage - weight * rollout.cost_advantage) / (1.0 + weight)
         old_log_std = self.policy.log_std.clone()
         tally = Tally(len(self.configs), self._device)
         active = [True] * len(self.configs)
-        epochs, kl = torch.zeros_like(multiplier), torch.zeros_like(multiplier)
+        epochs, kl = torch.zeros(2, len(self.configs), dtype=torch.float64, device=self._device)
         for _ in range(self.config.epochs):
             seen = []
             for part in self.draw_minibatches(rollout, active):
@@ -284,7 +285,7 @@ class OnPolicy:
                 seen.append(losses | {"loss_policy": policy_loss.detach()})
             tally.add(seen, active)
             going = torch.tensor(active, device=self._device)
-            epochs += going
+            epochs = epochs + going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)
             active = (going & (kl <= self._target_kl)).tolist()
             if not any(active):
@@ -338,16 +339,17 @@ class Tally:
         return {name: total / self._counts for name, total in self._sums.items()}
 
 
-def _fresh_state(configs: Sequence[Any], observation: int, device: torch.device) -> State:
+def _fresh_state(configs: Sequence[Any], observation: int) -> State:
+    """On the host: it is asked number by number, and is small."""
     runs = len(configs)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         # A tensor each: a stored state is put back in place.
-        return torch.zeros(runs, *shape, dtype=dtype, device=device)
+        return torch.zeros(runs, *shape, dtype=dtype)
 
     start = [getattr(config, "multiplier_start", 0.0) for config in configs]
     return State(
-        multiplier=torch.tensor(start, dtype=torch.float64, device=device),
+        multiplier=torch.tensor(start, dtype=torch.float64),
         first=zeros(),
         second=zeros(),
         updates=zeros(dtype=torch.int64),
