@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from test_kill import Killed, compare, results
@@ -258,6 +259,17 @@ def test_an_impossible_setting_is_refused_in_one_sentence(name: str) -> None:
     for value in IMPOSSIBLE[name]:
         with pytest.raises(ConfigError, match=rf"^{name} must be .* was given\.$"):
             WCSACConfig(**{name: value})
+
+
+def test_actions_without_bounds_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    def unbounded() -> TinyCMDP:
+        env = TinyCMDP()
+        env.action_space = gymnasium.spaces.Box(-np.inf, 1.0, (1,), np.float32)
+        return env
+
+    with pytest.raises(ConfigError, match="must have bounds"):
+        train(out=tmp_path / "run", make_env=unbounded, **TINY)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_preset_is_the_papers() -> None:

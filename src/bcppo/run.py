@@ -52,6 +52,10 @@ class Run:
         self.collectors: list[Any] = []
         try:
             _ = config.limit_rate  # refuses a run without a limit
+            if METHODS[method].off_policy and not np.isfinite(self.bounds).all():
+                raise ConfigError(
+                    f"{method} squashes its actions into the action space, which must have bounds for it."
+                )
             for pair in zip(self.streams.environment, self.streams.noise):
                 alone = config.num_envs == 1
                 self.collectors.append(
