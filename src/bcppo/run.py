@@ -53,9 +53,7 @@ class Run:
         try:
             _ = config.limit_rate  # refuses a run without a limit
             if METHODS[method].off_policy and not np.isfinite(self.bounds).all():
-                raise ConfigError(
-                    f"{method} squashes its actions into the action space, which must have bounds for it."
-                )
+                raise ConfigError(f"{method} squashes its actions into the action space, which must have bounds.")
             for pair in zip(self.streams.environment, self.streams.noise):
                 alone = config.num_envs == 1
                 self.collectors.append(
