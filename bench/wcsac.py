@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms.wcsac import WCSAC, Draws, transition_width
-from bcppo.nets import keep_freed_memory
+from bcppo.nets import capture, keep_freed_memory
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
 
@@ -131,20 +131,7 @@ def timed(step, drawn: list[Draws], device: str) -> float:
 def captured(one: WCSAC, example: Draws):
     """The learner's step as a CUDA graph, called with draws like the step itself. Leaves weights as they were."""
     inputs = Draws(*(part.clone() for part in example))
-    tensors = [t for o in one.optimizers().values() for t in o.state().values()] + [*one.memory().values(), one._totals]
-    before = [tensor.detach().clone() for tensor in tensors]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            one.step(inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        one.step(inputs)
-    with torch.no_grad():
-        for tensor, value in zip(tensors, before):
-            tensor.copy_(value)
+    graph = capture(lambda: one.step(inputs), one._changing())
 
     def replay(draws: Draws) -> None:
         for kept, new in zip(inputs, draws):

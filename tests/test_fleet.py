@@ -59,6 +59,17 @@ def test_a_run_of_a_fleet_equals_the_run_alone(stacked: bool, alone: dict[str, d
     assert found == {"runs": len(runs), "stacked": stacked, "workers": 2}
 
 
+def test_a_fleet_that_learns_from_stored_transitions_equals_its_runs_alone(tmp_path: Path) -> None:
+    settings = {
+        "task": "tiny_cmdp:make", "cost_limit_rate": 0.3, "steps": 300, "hidden": (16,), "minibatch": 32, "window": 50,
+        "random_steps": 100, "eval_every": 100, "eval_episodes": 2, "checkpoint_every": 100, "tensorboard": False,
+    }  # fmt: skip
+    runs = [("wcsac", make_config("wcsac", seed=seed, **settings)) for seed in (0, 1, 2)]
+    folders = train_fleet(runs, out=tmp_path / "fleet", workers=2, stacked=True)
+    for folder, (method, config) in zip(folders, runs):
+        assert results(train(config, method=method, out=tmp_path / folder.path.name).path) == results(folder.path)
+
+
 def test_the_settings_of_a_sweep_share_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = ["beta=0.1,5.0", "learning_rate=1e-3", "proportional_gain=0.3"]
     runs = [(m, c) for m, c in vary(["bcppo"], ["hopper"], [0], changes)]

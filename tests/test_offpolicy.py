@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from test_kill import Killed, compare, results
@@ -160,10 +161,10 @@ def die_when_finished(set_status):
 @pytest.mark.full
 def test_killed_by_the_system_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     settings = {
-        "method": "wcsac", "task": "hopper", "steps": 3000, "random_steps": 100, "window": 100, "minibatch": 32,
-        "hidden": (16, 16), "checkpoint_every": 100, "eval_every": 1000, "eval_episodes": 1, "tensorboard": False,
+        "method": "wcsac", "task": "hopper", "steps": 1200, "random_steps": 100, "window": 50, "minibatch": 32,
+        "hidden": (16, 16), "checkpoint_every": 50, "eval_every": 400, "eval_episodes": 1, "tensorboard": False,
     }  # fmt: skip
-    compare(settings, kills=4, tmp_path=tmp_path, seed=3)
+    compare(settings, kills=3, tmp_path=tmp_path, seed=3)
 
 
 # --- damage ---
@@ -258,6 +259,17 @@ def test_an_impossible_setting_is_refused_in_one_sentence(name: str) -> None:
     for value in IMPOSSIBLE[name]:
         with pytest.raises(ConfigError, match=rf"^{name} must be .* was given\.$"):
             WCSACConfig(**{name: value})
+
+
+def test_actions_without_bounds_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    def unbounded() -> TinyCMDP:
+        env = TinyCMDP()
+        env.action_space = gymnasium.spaces.Box(-np.inf, 1.0, (1,), np.float32)
+        return env
+
+    with pytest.raises(ConfigError, match="must have bounds"):
+        train(out=tmp_path / "run", make_env=unbounded, **TINY)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_preset_is_the_papers() -> None:

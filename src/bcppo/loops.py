@@ -11,7 +11,8 @@ import torch
 
 from bcppo.algorithms.batch import stack_rollouts
 from bcppo.errors import Diverged
-from bcppo.policy import NumpyPolicy, UniformPolicy
+from bcppo.nets import LOG_STD_BOUNDS
+from bcppo.policy import HeadPolicy, NumpyPolicy, Sampler, UniformPolicy
 from bcppo.replay import ReplayFile
 from bcppo.rollout import Rollout, join
 
@@ -81,7 +82,8 @@ class OffPolicyLoop:
     def __init__(
         self, runs: Sequence[Run], learner: Any, policy: Callable[[int], NumpyPolicy], device: torch.device
     ) -> None:
-        self._runs, self._learner, self._policy = runs, learner, policy
+        self._runs, self._learner, self._policy, self._device = runs, learner, policy, device
+        self._bounds = np.array(LOG_STD_BOUNDS, np.float32)
         low, high = (bound.astype(np.float32) for bound in runs[0].bounds)
         self._centre, self._half = (high + low) / 2, (high - low) / 2
         self._uniform = UniformPolicy(low, high)
@@ -96,8 +98,8 @@ class OffPolicyLoop:
         for step in range(begun, min(begun + config.window, config.steps)):
             before = perf_counter()
             collectors = [run.collectors[0] for run in self._runs]
-            for index, collector in enumerate(collectors):
-                collector.start(self._uniform if step < config.random_steps else self._policy(index), 1)
+            for collector, policy in zip(collectors, self._policies(step)):
+                collector.start(policy, 1)
             yield collectors
             for index, collector in enumerate(collectors):
                 taken[index].append(_finish(collector, index))
@@ -112,6 +114,16 @@ class OffPolicyLoop:
         rollouts = [[join(own)] for own in taken]
         metrics["mean_cost"] = np.array([rollout.cost.mean() for (rollout,) in rollouts])
         return Advance(rollouts, metrics, learned, {"collect": collecting, "update": updating})
+
+    def _policies(self, step: int) -> Sequence[Sampler]:
+        """Each run's next action comes from these."""
+        if step < self._runs[0].config.random_steps:  # type: ignore[attr-defined]
+            return [self._uniform] * len(self._runs)
+        if self._device.type == "cpu":
+            return [self._policy(index) for index in range(len(self._runs))]
+        # Weights stay on the device: the policies are asked there, all at once.
+        heads = self._learner.heads(np.stack([run.collectors[0].observation for run in self._runs]))
+        return [HeadPolicy(row, self._bounds, self._uniform.low, self._uniform.high) for row in heads]
 
     def _store(self, steps: Sequence[Rollout]) -> None:
         rows = np.stack([self._transition(step) for step in steps])

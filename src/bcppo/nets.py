@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,26 @@ def keep_freed_memory() -> None:
         return
     mallopt(mmap_threshold, keep)
     mallopt(trim_threshold, keep)
+
+
+def capture(step: Callable[[], Any], changing: Sequence[Tensor]) -> Any:
+    """A computation as a CUDA graph: `replay` repeats it on the same tensors. Leaves those it changes as they were.
+
+    It is tried a few times first, so that what is made once (cuBLAS's workspace, say) does not enter the graph.
+    """
+    before = [tensor.clone() for tensor in changing]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for tensor, value in zip(changing, before):
+        tensor.copy_(value)
+    return graph
 
 
 class Stack:

@@ -29,9 +29,7 @@ class NumpyPolicy:
         count = sum(name.startswith("weight") for name in weights)
         self._layers = [(self.weights[f"weight{i}"], self.weights[f"bias{i}"]) for i in range(count)]
         self.squashes = "log_std_bounds" in weights
-        if self.squashes:
-            self._centre, self._half = (self.high + self.low) / 2, (self.high - self.low) / 2
-        else:
+        if not self.squashes:
             self.std = np.exp(self.weights["log_std"])
         self._normalizes = "offset" in weights
 
@@ -58,31 +56,60 @@ class NumpyPolicy:
     def act(self, observation: np.ndarray) -> np.ndarray:
         """The deterministic action, inside the action space."""
         mean = self.mean(observation)
-        return self._squash(mean) if self.squashes else np.minimum(np.maximum(mean, self.low), self.high)
+        if self.squashes:
+            return _squash(mean, self.low, self.high)
+        return np.minimum(np.maximum(mean, self.low), self.high)
 
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """An action drawn with standard normal `noise` (handed in, so that runs repeat); unclipped, unless squashed."""
         if not self.squashes:
             return self.mean(observation) + self.std * noise
-        mean, log_std = np.split(self._last_layer(observation), 2, axis=-1)
-        lowest, highest = self.weights["log_std_bounds"]
-        return self._squash(mean + np.exp(np.minimum(np.maximum(log_std, lowest), highest)) * noise)
+        heads = self._last_layer(observation)
+        return HeadPolicy(heads, self.weights["log_std_bounds"], self.low, self.high).sample(observation, noise)
 
-    def _squash(self, drawn: np.ndarray) -> np.ndarray:
-        """Into the action space; rounding may carry it past a bound by an ulp."""
-        return np.minimum(np.maximum(self._centre + self._half * np.tanh(drawn), self.low), self.high)
+
+class HeadPolicy:
+    """A squashed policy whose last layer was computed elsewhere: good for the one observation it was computed for."""
+
+    def __init__(self, heads: np.ndarray, log_std_bounds: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+        self.weights = {"heads": np.asarray(heads, np.float32), "log_std_bounds": log_std_bounds}
+        self.low, self.high = low, high
+
+    def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        mean, log_std = np.split(self.weights["heads"], 2, axis=-1)
+        lowest, highest = self.weights["log_std_bounds"]
+        return _squash(mean + np.exp(np.minimum(np.maximum(log_std, lowest), highest)) * noise, self.low, self.high)
+
+
+def _squash(drawn: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Into the action space; rounding may carry it past a bound by an ulp."""
+    return np.minimum(np.maximum((high + low) / 2 + (high - low) / 2 * np.tanh(drawn), low), high)
 
 
 class UniformPolicy:
     """Actions uniform in the action space, whatever is observed."""
 
     def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
+        self.weights: dict[str, np.ndarray] = {}
         self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
 
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """From the same standard normal `noise` as any policy: low + (high − low)·Φ(noise)."""
         action = self.low + (self.high - self.low) * ndtr(noise)
         return np.minimum(np.maximum(action, self.low), self.high).astype(np.float32)
+
+
+Sampler = NumpyPolicy | HeadPolicy | UniformPolicy
+"""What can draw actions."""
+
+
+def sampler(arrays: dict[str, np.ndarray]) -> Sampler:
+    """Whichever has these arrays: its `weights`, `low` and `high`."""
+    weights = dict(arrays)
+    low, high = weights.pop("low"), weights.pop("high")
+    if "heads" in weights:
+        return HeadPolicy(weights["heads"], weights["log_std_bounds"], low, high)
+    return NumpyPolicy(weights, low, high) if weights else UniformPolicy(low, high)
 
 
 def save_policy(path: Path, policy: NumpyPolicy, method: str, config: RunConfig) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bcppo.errors import BcppoError, Diverged
-from bcppo.policy import NumpyPolicy
+from bcppo.policy import NumpyPolicy, Sampler
 from bcppo.rollout import Rollout
 from bcppo.worker import Arrays, Places, read_message, shared_arrays, write_message
 
@@ -183,25 +183,26 @@ class RemoteCollector:
         self._seeds, self._noise = seeds, noise
         self._made = {"do": "make", "task": task, "cost_limit_rate": cost_limit_rate}
         self._asked: tuple[dict[str, Any], Arrays] | None = None
-        self._policy_places: Places = {}
+        self._policy_places: dict[tuple[str, ...], Places] = {}
         self._rollout_places: Places = {}
         self._actions: list[np.ndarray] = []
         self._number = worker.host(self)
         self._ask(self._made | self._stream_states())
         header, bounds = self._answer()
         self.spaces = header["observation"], bounds["low"], bounds["high"]
+        self.observation = bounds["current"]
         self._episode_seed = header["episode_seed"]
 
     def ready(self) -> bool:
         return self.worker.ready(self._number)
 
-    def start(self, policy: NumpyPolicy, steps: int) -> None:
+    def start(self, policy: Sampler, steps: int) -> None:
         """Ask for the next steps."""
         width, low, _ = self.spaces
         shapes = {
             "observation": ("<f4", [steps, width]), "next_observation": ("<f4", [steps, width]),
             "action": ("<f4", [steps, len(low)]), "reward": ("<f8", [steps]), "cost": ("<f8", [steps]),
-            "terminated": ("|b1", [steps]), "truncated": ("|b1", [steps]),
+            "terminated": ("|b1", [steps]), "truncated": ("|b1", [steps]), "current": ("<f4", [width]),
         }  # fmt: skip
         if not self._rollout_places or self._rollout_places["reward"][1] != [steps]:
             self._rollout_places = self.worker.place(shapes)
@@ -210,6 +211,7 @@ class RemoteCollector:
     def finish(self) -> Rollout:
         header, _ = self._answer()
         fields: dict[str, Any] = {**self.worker.arrays(self._rollout_places), **header["rest"]}
+        self.observation = fields.pop("current")
         rollout = Rollout(**fields)
         ends = np.flatnonzero(rollout.terminated | rollout.truncated)
         if len(ends):
@@ -233,7 +235,7 @@ class RemoteCollector:
         """Rebuild an unfinished episode by taking its actions again."""
         self._episode_seed, self._actions = seed, [np.asarray(actions, np.float32)]
         self._ask(*self._restoring())
-        self._answer()
+        self.observation = self._answer()[1]["current"]
 
     def _restoring(self) -> tuple[dict[str, Any], Arrays]:
         seed, actions = self.state()
@@ -251,14 +253,15 @@ class RemoteCollector:
     def close(self) -> None:
         """The worker is closed by whoever made it."""
 
-    def _lay(self, policy: NumpyPolicy) -> Places:
+    def _lay(self, policy: Sampler) -> Places:
         """The policy in shared memory."""
         arrays = policy.weights | {"low": policy.low, "high": policy.high}
-        if not self._policy_places:
-            self._policy_places = self.worker.place({n: (a.dtype.str, a.shape) for n, a in arrays.items()})
-        for name, place in self.worker.arrays(self._policy_places).items():
+        kind = tuple(arrays)
+        if kind not in self._policy_places:
+            self._policy_places[kind] = self.worker.place({n: (a.dtype.str, a.shape) for n, a in arrays.items()})
+        for name, place in self.worker.arrays(self._policy_places[kind]).items():
             place[...] = arrays[name]
-        return self._policy_places
+        return self._policy_places[kind]
 
     def _stream_states(self) -> dict[str, Any]:
         return {"seeds": self._seeds.bit_generator.state, "noise": self._noise.bit_generator.state}

@@ -17,7 +17,7 @@ import numpy as np
 
 from bcppo.episodes import evaluate_policy
 from bcppo.errors import ConfigError, Diverged
-from bcppo.policy import NumpyPolicy
+from bcppo.policy import NumpyPolicy, Sampler
 
 MakeEnv = Callable[[], gymnasium.Env]
 
@@ -78,7 +78,7 @@ class Collector:
         self._actions.clear()
         self._sums = dict.fromkeys(EPISODE_FIELDS, 0.0)
         observation, _ = self.env.reset(seed=seed)
-        self._observation = np.array(observation, dtype=np.float32)
+        self.observation = np.array(observation, dtype=np.float32)
 
     def state(self) -> tuple[int, np.ndarray]:
         """The unfinished episode: its seed and the actions taken so far [n, act]."""
@@ -97,11 +97,11 @@ class Collector:
         except ConfigError:
             if np.isfinite(action).all():
                 raise
-            if np.isfinite(self._observation).all():
+            if np.isfinite(self.observation).all():
                 raise Diverged("Training diverged: the policy's action is not finite.") from None
             raise Diverged("Training diverged: the environment's observation is not finite.") from None
         self._actions.append(action)
-        self._observation = np.array(observation, dtype=np.float32)  # a copy: some environments write into one array
+        self.observation = np.array(observation, dtype=np.float32)  # a copy: some environments write into one array
         sums = self._sums
         # Environments may return float32 numbers, in which a sum over an episode loses digits.
         sums["episode_return"] += float(reward)
@@ -111,7 +111,7 @@ class Collector:
         sums["length"] += 1
         return reward, terminated, truncated, info
 
-    def start(self, policy: NumpyPolicy, steps: int) -> None:
+    def start(self, policy: Sampler, steps: int) -> None:
         """Ask for the next steps; `finish` hands them over. (In another process, they are collected meanwhile.)"""
         self._asked = policy, steps
 
@@ -146,7 +146,7 @@ class Collector:
         if self._evaluation_env is not None:
             self._evaluation_env.close()
 
-    def collect(self, policy: NumpyPolicy, steps: int) -> Rollout:
+    def collect(self, policy: Sampler, steps: int) -> Rollout:
         """The next `steps` steps under a policy."""
         noise = self._noise.standard_normal((steps, policy.low.shape[0]), dtype=np.float32)
         # Rows are gathered in lists and turned into arrays at once: writing them one by one costs more than a lidar.
@@ -154,12 +154,12 @@ class Collector:
         ends: list[tuple[int, bool]] = []
         episodes, native, acting, start = [], 0.0, 0.0, perf_counter()
         for row in range(steps):
-            seen.append(self._observation)
+            seen.append(self.observation)
             before = perf_counter()
-            action = policy.sample(self._observation, noise[row])
+            action = policy.sample(self.observation, noise[row])
             acting += perf_counter() - before
             reward, terminated, truncated, info = self._step(action)
-            following.append(self._observation)
+            following.append(self.observation)
             actions.append(action)
             rewards.append(reward)
             costs.append(info["cost"])

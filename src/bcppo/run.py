@@ -62,6 +62,8 @@ class Run:
                 hosts = self._workers = [Worker() for _ in range(config.num_envs)]
             self._make_collectors(make_env, hosts)
             _ = config.limit_rate  # refuses a run without a limit
+            if METHODS[method].off_policy and not np.isfinite(self.bounds).all():
+                raise ConfigError(f"{method} squashes its actions into the action space, which must have bounds.")
         except BaseException:
             self.close()
             raise

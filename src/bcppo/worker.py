@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from bcppo.errors import BcppoError, ConfigError, Diverged
-from bcppo.policy import NumpyPolicy
+from bcppo.policy import sampler
 from bcppo.rollout import Collector, MakeEnv
 
 Arrays = dict[str, np.ndarray]
@@ -139,16 +139,20 @@ class _Host:
         make_env = environment_factory(header["task"], header["cost_limit_rate"])
         collector = self._collectors[number] = Collector(make_env, *self._streams[number])
         width, low, high = collector.spaces
-        return {"observation": width, "episode_seed": collector.episode_seed}, {"low": low, "high": high}
+        reply = {"observation": width, "episode_seed": collector.episode_seed}
+        return reply, {"low": low, "high": high, "current": collector.observation}
 
     def _restore(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        self._collectors[number].restore(header["episode_seed"], arrays["actions"])
-        return {}, {}
+        collector = self._collectors[number]
+        collector.restore(header["episode_seed"], arrays["actions"])
+        return {}, {"current": collector.observation}
 
     def _collect(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         collector = self._collectors[number]
         rollout = collector.collect(self._policy(header), header["steps"])
-        for name, place in self._shared(header["rollout"]).items():
+        places = self._shared(header["rollout"])
+        places.pop("current")[...] = collector.observation
+        for name, place in places.items():
             place[...] = getattr(rollout, name)
         rest = {"episodes": rollout.episodes, "native_cost": rollout.native_cost, "seconds": rollout.seconds}
         return {"rest": rest, "episode_seed": collector.episode_seed}, {}
@@ -156,9 +160,8 @@ class _Host:
     def _evaluate(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         return {"rows": self._collectors[number].evaluate(self._policy(header), header["episode_seeds"])}, {}
 
-    def _policy(self, header: dict[str, Any]) -> NumpyPolicy:
-        arrays = {name: array.copy() for name, array in self._shared(header["policy"]).items()}
-        return NumpyPolicy(arrays, arrays.pop("low"), arrays.pop("high"))
+    def _policy(self, header: dict[str, Any]) -> Any:
+        return sampler({name: array.copy() for name, array in self._shared(header["policy"]).items()})
 
     def _shared(self, places: Places) -> Arrays:
         needed = max(offset + np.dtype(d).itemsize * int(np.prod(shape)) for d, shape, offset in places.values())

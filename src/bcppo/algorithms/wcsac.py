@@ -8,7 +8,7 @@ CUDA graph can hold it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from bcppo.math.wcsac import (
     variance_of,
     variance_target,
 )
-from bcppo.nets import Adam, Scalar, SquashedPolicy, Stack
+from bcppo.nets import Adam, Scalar, SquashedPolicy, Stack, capture
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
 
@@ -101,6 +101,8 @@ class WCSAC:
         self.stored = 0
         self._totals = torch.zeros(len(AVERAGED), self._runs, dtype=torch.float64, device=device)
         self._counted = 0
+        self._update_graph: Any = None
+        self._acting_graph: Any = None
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
         """[R, 1], to go against [R, B]."""
@@ -137,9 +139,39 @@ class WCSAC:
     # --- the update ---
 
     def update(self) -> None:
-        """One update of every run."""
-        self.step(self.draw())
+        """One update of every run; on CUDA as a graph, since its many small kernels take longer to launch than to run."""
+        draws = self.draw()
+        if self._device.type == "cuda":
+            if self._update_graph is None:
+                self._draws = draws
+                self._update_graph = capture(lambda: self.step(self._draws), self._changing())
+            for kept, new in zip(self._draws, draws):
+                kept.copy_(new)
+            self._update_graph.replay()
+        else:
+            self.step(draws)
         self._counted += 1
+
+    def _changing(self) -> list[Tensor]:
+        """Every tensor that an update changes."""
+        of_optimizers = [t for o in self.optimizers().values() for t in (o.stack.flat.detach(), o.first, o.second)]
+        return [*of_optimizers, self._behind, self._totals]
+
+    def heads(self, observation: np.ndarray) -> np.ndarray:
+        """The policies' last layer, mean and unclipped log-std, for one observation a run. [R, obs] → [R, 2·act]"""
+        if self._device.type != "cuda":
+            return self._last_layer(torch.from_numpy(observation).to(self._device, self._dtype)).cpu().numpy()
+        if self._acting_graph is None:
+            self._seen = torch.zeros(self._runs, self.widths[0], dtype=self._dtype, device=self._device)
+            self._heads = torch.zeros(self._runs, 2 * self.widths[1], dtype=self._dtype, device=self._device)
+            self._acting_graph = capture(lambda: self._heads.copy_(self._last_layer(self._seen)), [])
+        self._seen.copy_(torch.from_numpy(observation))
+        self._acting_graph.replay()
+        return self._heads.cpu().numpy()
+
+    @torch.no_grad()
+    def _last_layer(self, observation: Tensor) -> Tensor:
+        return self.policy(observation.unsqueeze(1))[:, 0, 0]
 
     def step(self, draws: Draws) -> None:
         """Policy, critics, α, targets, β, in this order. See the module's note on what it may not do."""
