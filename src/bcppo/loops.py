@@ -102,7 +102,7 @@ class OffPolicyLoop:
                 collector.start(policy, 1)
             yield collectors
             for index, collector in enumerate(collectors):
-                taken[index].append(_finish(collector, index))
+                taken[index].append(_finish(collector, index).kept())
             self._store([own[-1] for own in taken])
             collected = perf_counter()
             if step >= config.random_steps:

@@ -8,7 +8,7 @@ actions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -44,6 +44,14 @@ class Rollout:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent acting and simulating: never part of a result."""
 
+    def kept(self) -> Rollout:
+        """A copy that outlasts the next rollout, which may be written over this one in shared memory."""
+        return replace(self, **{name: getattr(self, name).copy() for name in ARRAYS})
+
+
+ARRAYS = ("observation", "next_observation", "action", "reward", "cost", "terminated", "truncated")
+"""Fields of a rollout with a row a step."""
+
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:
     """Rollouts of one environment that follow one another, as one."""
@@ -51,9 +59,8 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
     for rollout in rollouts:
         episodes += [episode | {"end": row + episode["end"]} for episode in rollout.episodes]
         row += len(rollout.reward)
-    arrays = ("observation", "next_observation", "action", "reward", "cost", "terminated", "truncated")
     return Rollout(
-        **{name: np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in arrays},
+        **{name: np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ARRAYS},
         episodes=episodes,
         native_cost=sum(rollout.native_cost for rollout in rollouts),
         seconds={name: sum(rollout.seconds[name] for rollout in rollouts) for name in ("act", "simulate")},

@@ -139,7 +139,7 @@ class WCSAC:
     # --- the update ---
 
     def update(self) -> None:
-        """One update of every run; on CUDA as a graph, since its many small kernels take longer to launch than to run."""
+        """One update of every run; on CUDA as a graph, since its small kernels take longer to launch than to run."""
         draws = self.draw()
         if self._device.type == "cuda":
             if self._update_graph is None:
