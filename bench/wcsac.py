@@ -131,7 +131,7 @@ def timed(step, drawn: list[Draws], device: str) -> float:
 def captured(one: WCSAC, example: Draws):
     """The learner's step as a CUDA graph, called with draws like the step itself. Leaves weights as they were."""
     inputs = Draws(*(part.clone() for part in example))
-    graph = capture(lambda: one.step(inputs), one._changing())
+    graph = capture(lambda: one.step(inputs), one.changing())
 
     def replay(draws: Draws) -> None:
         for kept, new in zip(inputs, draws):

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from bcppo.algorithms.batch import stack_rollouts
-from bcppo.errors import Diverged
+from bcppo.errors import BcppoError, Diverged
 from bcppo.nets import LOG_STD_BOUNDS
-from bcppo.policy import HeadPolicy, NumpyPolicy, Sampler, UniformPolicy
+from bcppo.policy import NumpyPolicy
 from bcppo.replay import ReplayFile
-from bcppo.rollout import Rollout, join
+from bcppo.rollout import Rollout
 
 if TYPE_CHECKING:
     from bcppo.run import Run
@@ -82,60 +82,77 @@ class OffPolicyLoop:
     def __init__(
         self, runs: Sequence[Run], learner: Any, policy: Callable[[int], NumpyPolicy], device: torch.device
     ) -> None:
-        self._runs, self._learner, self._policy, self._device = runs, learner, policy, device
-        self._bounds = np.array(LOG_STD_BOUNDS, np.float32)
+        self._runs, self._learner, self._policy = runs, learner, policy
+        # Elsewhere than on the CPU, weights stay on the device and the policies are asked there, all at once.
+        self.overlap: Any = None if device.type == "cpu" else learner.overlapped()
+        self._log_std_bounds = np.array(LOG_STD_BOUNDS, np.float32)
         low, high = (bound.astype(np.float32) for bound in runs[0].bounds)
         self._centre, self._half = (high + low) / 2, (high - low) / 2
-        self._uniform = UniformPolicy(low, high)
         observation, action = runs[0].widths
         self._files = [ReplayFile(run.folder / "replay.bin", 2 * observation + action + 3) for run in runs]
 
     def advance(self) -> Waiting:
+        collectors = [run.collectors[0] for run in self._runs]
+        try:
+            for collector in collectors:
+                collector.start_lockstep(self._log_std_bounds)
+            yield from _settled(collectors)
+            advance = yield from self._window(collectors)
+            for collector in collectors:
+                collector.end_lockstep()
+            yield from _settled(collectors)
+        except BcppoError:
+            for collector in collectors:
+                collector.abandon_lockstep()
+            raise
+        return advance
+
+    def _window(self, collectors: Sequence[Any]) -> Waiting:
         config: Any = self._runs[0].config
         begun = self._runs[0].step
-        taken: list[list[Rollout]] = [[] for _ in self._runs]
+        window = _Window(min(config.window, config.steps - begun), len(collectors), self._runs[0].widths)
         collecting = updating = 0.0
-        for step in range(begun, min(begun + config.window, config.steps)):
+        for row in range(window.steps):
             before = perf_counter()
-            collectors = [run.collectors[0] for run in self._runs]
-            for collector, policy in zip(collectors, self._policies(step)):
-                collector.start(policy, 1)
+            learns = begun + row >= config.random_steps
+            for collector, heads in zip(collectors, self._heads(collectors, learns)):
+                collector.start_step(heads)
+            if learns and self.overlap is not None:
+                self.overlap.prepare()
             yield collectors
-            for index, collector in enumerate(collectors):
-                taken[index].append(_finish(collector, index).kept())
-            self._store([own[-1] for own in taken])
+            for index, (collector, rollout) in enumerate(zip(collectors, window.rollouts)):
+                _finish_step(collector, rollout, row, index)
+            transitions = window.complete(row, self._centre, self._half)
             collected = perf_counter()
-            if step >= config.random_steps:
-                self._learner.update()
+            self._learn(transitions, collectors, learns)
             collecting += collected - before
             updating += perf_counter() - collected
-        learned = step >= config.random_steps
+        for index, file in enumerate(self._files):
+            for transition in window.transitions[:, index]:
+                file.add(transition)
         metrics = {name: values.double().cpu().numpy() for name, values in self._learner.metrics().items()}
-        rollouts = [[join(own)] for own in taken]
-        metrics["mean_cost"] = np.array([rollout.cost.mean() for (rollout,) in rollouts])
-        return Advance(rollouts, metrics, learned, {"collect": collecting, "update": updating})
+        metrics["mean_cost"] = np.array([rollout.cost.mean() for rollout in window.rollouts])
+        rollouts = [[rollout] for rollout in window.rollouts]
+        return Advance(rollouts, metrics, learns, {"collect": collecting, "update": updating})
 
-    def _policies(self, step: int) -> Sequence[Sampler]:
-        """Each run's next action comes from these."""
-        if step < self._runs[0].config.random_steps:  # type: ignore[attr-defined]
-            return [self._uniform] * len(self._runs)
-        if self._device.type == "cpu":
-            return [self._policy(index) for index in range(len(self._runs))]
-        # Weights stay on the device: the policies are asked there, all at once.
-        heads = self._learner.heads(np.stack([run.collectors[0].observation for run in self._runs]))
-        return [HeadPolicy(row, self._bounds, self._uniform.low, self._uniform.high) for row in heads]
+    def _heads(self, collectors: Sequence[Any], learns: bool) -> Sequence[np.ndarray | None]:
+        """Of each run, the policy's last layer for its current observation; None for a uniform action."""
+        if not learns:
+            return [None] * len(collectors)
+        if self.overlap is None:
+            return [self._policy(i).last_layer(collector.observation) for i, collector in enumerate(collectors)]
+        if self.overlap.launched:
+            return self.overlap.heads()
+        return self._learner.heads(np.stack([collector.observation for collector in collectors]))
 
-    def _store(self, steps: Sequence[Rollout]) -> None:
-        rows = np.stack([self._transition(step) for step in steps])
-        self._learner.store(rows)
-        for file, row in zip(self._files, rows):
-            file.add(row)
-
-    def _transition(self, step: Rollout) -> np.ndarray:
-        """[width] float32; the action as the learner has it, in [−1, 1]. A time limit is no termination."""
-        action = (step.action[0] - self._centre) / self._half
-        outcome = (step.reward[0], step.cost[0], step.terminated[0])
-        return np.concatenate([step.observation[0], action, step.next_observation[0], outcome], dtype=np.float32)
+    def _learn(self, transitions: np.ndarray, collectors: Sequence[Any], learns: bool) -> None:
+        """Store the runs' transitions [R, width] and, unless actions are still uniform, update."""
+        if learns and self.overlap is not None:
+            self.overlap.launch(transitions, [collector.observation for collector in collectors])
+            return
+        self._learner.store(transitions)
+        if learns:
+            self._learner.update()
 
     def notes(self, index: int) -> dict[str, str]:
         return {"replay": self._files[index].flush()}
@@ -149,3 +166,53 @@ class OffPolicyLoop:
 
     def finish(self, index: int) -> None:
         self._files[index].remove()
+
+
+class _Window:
+    """Steps of every run, in arrays that are filled row by row."""
+
+    def __init__(self, steps: int, runs: int, widths: tuple[int, int]) -> None:
+        observation, action = widths
+        self.steps, self._action = steps, slice(observation, observation + action)
+        self.transitions = np.zeros((steps, runs, 2 * observation + action + 3), np.float32)
+        self._actions = np.zeros((runs, steps, action), np.float32)
+        self._reward, self._cost = (np.zeros((runs, steps)) for _ in range(2))
+        self._terminated, truncated = (np.zeros((runs, steps), bool) for _ in range(2))
+        self.rollouts = [
+            Rollout(
+                observation=self.transitions[:, run, :observation],
+                next_observation=self.transitions[:, run, observation + action : -3],
+                action=self._actions[run],
+                reward=self._reward[run],
+                cost=self._cost[run],
+                terminated=self._terminated[run],
+                truncated=truncated[run],
+                episodes=[],
+                native_cost=0.0,
+                seconds={"act": 0.0, "simulate": 0.0},
+            )
+            for run in range(runs)
+        ]
+
+    def complete(self, row: int, centre: np.ndarray, half: np.ndarray) -> np.ndarray:
+        """[R, width] float32; the action as the learner has it, in [−1, 1]. A time limit is no termination."""
+        transitions = self.transitions[row]
+        transitions[:, self._action] = (self._actions[:, row] - centre) / half
+        for column, outcome in ((-3, self._reward), (-2, self._cost), (-1, self._terminated)):
+            transitions[:, column] = outcome[:, row]
+        return transitions
+
+
+def _settled(collectors: Sequence[Any]) -> Generator[Sequence[Any], None, None]:
+    """Until all are in lock-step, or all out of it."""
+    yield collectors
+    for collector in collectors:
+        collector.await_lockstep()
+
+
+def _finish_step(collector: Any, rollout: Rollout, row: int, run: int) -> None:
+    try:
+        collector.finish_step(rollout, row)
+    except Diverged as error:
+        error.run = run
+        raise

@@ -104,23 +104,34 @@ def keep_freed_memory() -> None:
 
 
 def capture(step: Callable[[], Any], changing: Sequence[Tensor]) -> Any:
-    """A computation as a CUDA graph: `replay` repeats it on the same tensors. Leaves those it changes as they were.
+    """A computation as a CUDA graph: `replay` repeats it on the same tensors. Leaves those it changes as they were."""
+    return capture_pieces([step], changing)[0]
 
-    It is tried a few times first, so that what is made once (cuBLAS's workspace, say) does not enter the graph.
+
+def capture_pieces(pieces: Sequence[Callable[[], Any]], changing: Sequence[Tensor]) -> list[Any]:
+    """A computation in pieces, each as a CUDA graph, to be replayed in their order. A piece may use what one before it
+    leaves behind, also to differentiate it: all are captured on one stream, where the backward pass of one looks for
+    the forward pass of another.
+
+    It is tried a few times first, so that what is made once (cuBLAS's workspace, say) does not enter the graphs.
     """
     before = [tensor.clone() for tensor in changing]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            step()
+            for piece in pieces:
+                piece()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graphs = []
+    for piece in pieces:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            piece()
+        graphs.append(graph)
     for tensor, value in zip(changing, before):
         tensor.copy_(value)
-    return graph
+    return graphs
 
 
 class Stack:

@@ -35,9 +35,10 @@ class NumpyPolicy:
 
     def mean(self, observation: np.ndarray) -> np.ndarray:
         """The mean action of an observation [obs] or of several [B, obs], neither clipped nor squashed."""
-        return self._last_layer(observation)[..., : self.low.shape[0]]
+        return self.last_layer(observation)[..., : self.low.shape[0]]
 
-    def _last_layer(self, observation: np.ndarray) -> np.ndarray:
+    def last_layer(self, observation: np.ndarray) -> np.ndarray:
+        """The mean and, where actions are squashed, the log-std behind it."""
         hidden = np.asarray(observation, dtype=np.float32)
         if self._normalizes:
             hidden = (hidden - self.weights["offset"]) / self.weights["scale"]
@@ -57,33 +58,38 @@ class NumpyPolicy:
         """The deterministic action, inside the action space."""
         mean = self.mean(observation)
         if self.squashes:
-            return _squash(mean, self.low, self.high)
+            squashed = (self.high + self.low) / 2 + (self.high - self.low) / 2 * np.tanh(mean)
+            return np.minimum(np.maximum(squashed, self.low), self.high)
         return np.minimum(np.maximum(mean, self.low), self.high)
 
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """An action drawn with standard normal `noise` (handed in, so that runs repeat); unclipped, unless squashed."""
         if not self.squashes:
             return self.mean(observation) + self.std * noise
-        heads = self._last_layer(observation)
+        heads = self.last_layer(observation)
         return HeadPolicy(heads, self.weights["log_std_bounds"], self.low, self.high).sample(observation, noise)
 
 
 class HeadPolicy:
-    """A squashed policy whose last layer was computed elsewhere: good for the one observation it was computed for."""
+    """A squashed policy whose last layer was computed elsewhere: good for the one observation it was computed for.
+
+    `heads` is not copied: whoever writes others into the same array has the next observation's policy.
+    """
 
     def __init__(self, heads: np.ndarray, log_std_bounds: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-        self.weights = {"heads": np.asarray(heads, np.float32), "log_std_bounds": log_std_bounds}
+        heads = np.asarray(heads, np.float32)
+        self.weights = {"heads": heads, "log_std_bounds": log_std_bounds}
         self.low, self.high = low, high
+        width = heads.shape[-1] // 2
+        self._mean, self._log_std = heads[..., :width], heads[..., width:]
+        self._lowest, self._highest = log_std_bounds
+        self._centre, self._half = (high + low) / 2, (high - low) / 2
 
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        mean, log_std = np.split(self.weights["heads"], 2, axis=-1)
-        lowest, highest = self.weights["log_std_bounds"]
-        return _squash(mean + np.exp(np.minimum(np.maximum(log_std, lowest), highest)) * noise, self.low, self.high)
-
-
-def _squash(drawn: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Into the action space; rounding may carry it past a bound by an ulp."""
-    return np.minimum(np.maximum((high + low) / 2 + (high - low) / 2 * np.tanh(drawn), low), high)
+        log_std = np.minimum(np.maximum(self._log_std, self._lowest), self._highest)
+        drawn = self._mean + np.exp(log_std) * noise
+        # Rounding may carry it past a bound by an ulp.
+        return np.minimum(np.maximum(self._centre + self._half * np.tanh(drawn), self.low), self.high)
 
 
 class UniformPolicy:

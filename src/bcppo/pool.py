@@ -17,17 +17,23 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from bcppo.errors import BcppoError, Diverged
+from bcppo.lockstep import FAILED, Slot, slot_shapes
 from bcppo.policy import NumpyPolicy, Sampler
 from bcppo.rollout import Rollout
 from bcppo.worker import Arrays, Places, read_message, shared_arrays, write_message
 
 ATTEMPTS = 3
 """Deaths in a row after which a worker is given up."""
+_BETWEEN_LOOKS = 0.001
+"""Seconds between looks at a process whose answer is awaited in shared memory."""
+_SPINS = 50
+"""How often to look for such an answer before the processor is offered to others."""
 
 
 class _Lost(Exception):
@@ -53,6 +59,9 @@ class Worker:
         self._memory: mmap.mmap | None = None
         self._used = self._deaths = 0
         self._reviving = False
+        self._looked = 0.0
+        self.outstanding = 0
+        """Steps that are awaited in shared memory."""
         self._collectors: list[RemoteCollector] = []
         self._inbox: list[deque[tuple[dict[str, Any], Arrays]]] = []
         self._start()
@@ -78,6 +87,18 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def lost(self) -> bool:
+        """Whether the process is dead; looks about once a millisecond, however often it is asked."""
+        now = perf_counter()
+        if now - self._looked < _BETWEEN_LOOKS:
+            return False
+        self._looked = now
+        return not self.alive
+
+    def answered(self) -> None:
+        """An answer came: the process gets on."""
+        self._deaths = 0
 
     def host(self, collector: RemoteCollector) -> int:
         """A number for one more environment."""
@@ -109,12 +130,13 @@ class Worker:
         if message is None:
             if self._reviving:
                 raise _Lost
-            self._revive()
+            self.revive()
             return
         self._deaths = 0
         self._inbox[message[0]["environment"]].append(message)
 
-    def _revive(self) -> None:
+    def revive(self) -> None:
+        """Start a dead process again, put its environments back and ask again for what was asked."""
         while True:
             self._deaths += 1
             if self._deaths >= ATTEMPTS:
@@ -186,6 +208,10 @@ class RemoteCollector:
         self._policy_places: dict[tuple[str, ...], Places] = {}
         self._rollout_places: Places = {}
         self._actions: list[np.ndarray] = []
+        self._slot_places: Places = {}
+        self._entering: dict[str, Any] = {}
+        self._in_lockstep = self._awaits_step = False
+        self._count = 0  # of the steps asked for in shared memory, ever
         self._number = worker.host(self)
         self._ask(self._made | self._stream_states())
         header, bounds = self._answer()
@@ -194,6 +220,8 @@ class RemoteCollector:
         self._episode_seed = header["episode_seed"]
 
     def ready(self) -> bool:
+        if self._awaits_step:
+            return self._slot.answered[0] == self._count or self.worker.lost()
         return self.worker.ready(self._number)
 
     def start(self, policy: Sampler, steps: int) -> None:
@@ -247,8 +275,86 @@ class RemoteCollector:
             for header, arrays in ((self._made | self._stream_states(), {}), self._restoring()):
                 self.worker.send({**header, "environment": self._number}, arrays)
                 self.worker.receive(self._number)
+        if self._in_lockstep:
+            taken = self._count - self._awaits_step
+            self._slot.answered[0] = taken  # an answer that was not taken is given again
+            self.worker.send({**self._entering, "count": taken, "environment": self._number}, {})
+            self.worker.receive(self._number)
         if self._asked is not None:
             self._ask(*self._asked)
+
+    # --- one step at a time ---
+
+    def start_lockstep(self, log_std_bounds: np.ndarray) -> None:
+        """Ask for single steps by `start_step`, until `end_lockstep`. The random streams are ours meanwhile."""
+        if not self._slot_places:
+            width, low, _ = self.spaces
+            self._slot_places = self.worker.place(slot_shapes(width, len(low)))
+        self._slot = Slot(self.worker.arrays(self._slot_places))
+        self._entering = {"do": "enter", "slot": self._slot_places, "log_std_bounds": log_std_bounds.tolist()}
+        self._next_seed = self._peek()
+        self._ask(self._entering | {"count": self._count})
+        self._enters = True
+
+    def await_lockstep(self) -> None:
+        """Until what `start_lockstep` or `end_lockstep` asked for is so."""
+        self._answer()
+        self._in_lockstep = self._enters
+
+    def end_lockstep(self) -> None:
+        """Whole rollouts again; the streams go back to the worker."""
+        self._in_lockstep = self._enters = False
+        self._ask({"do": "leave", **self._stream_states()})
+
+    def abandon_lockstep(self) -> None:
+        """Nothing will be asked of this environment again: its worker need not look after it."""
+        self.worker.outstanding -= self._awaits_step
+        self._in_lockstep = self._awaits_step = False
+        self._ask({"do": "leave"})
+        self._asked = None
+
+    def start_step(self, heads: np.ndarray | None) -> None:
+        """Ask for a step with the policy's last layer for the current observation; without one, a uniform action."""
+        noise = self._noise.standard_normal((1, len(self.spaces[1])), dtype=np.float32)[0]
+        self._count += 1
+        self._awaits_step = True
+        self.worker.outstanding += 1
+        self._slot.ask(self._count, heads, noise, self._next_seed)
+
+    def finish_step(self, rollout: Rollout, row: int) -> None:
+        """Put the step that was asked for into a row of a rollout."""
+        self._await_step()
+        slot = self._slot
+        if slot.answered[1] == FAILED:
+            self.worker.receive(self._number)  # says why, as an error
+        step = slot.step()
+        rollout.put(row, self.observation, step)
+        self.observation = slot.current.copy()
+        self._awaits_step = False
+        self.worker.outstanding -= 1
+        self.worker.answered()
+        if step.summary is None:
+            self._actions.append(rollout.action[row : row + 1])
+        else:
+            self._episode_seed = int(self._seeds.integers(2**31))  # the one that was peeked at
+            self._actions.clear()
+            self._next_seed = self._peek()
+
+    def _await_step(self) -> None:
+        answered, spins = self._slot.answered, 0
+        while answered[0] != self._count:
+            spins += 1
+            if spins > _SPINS:
+                os.sched_yield()
+                if self.worker.lost():
+                    self.worker.revive()
+
+    def _peek(self) -> int:
+        """The next episode's seed: the stream gives it out only when this episode ends."""
+        state = self._seeds.bit_generator.state
+        seed = int(self._seeds.integers(2**31))
+        self._seeds.bit_generator.state = state
+        return seed
 
     def close(self) -> None:
         """The worker is closed by whoever made it."""
@@ -277,6 +383,9 @@ class RemoteCollector:
         return answer
 
 
-def wait(workers: Iterable[Worker], seconds: float = 1.0) -> None:
-    """Until one of the workers has something to say."""
+def wait(workers: Sequence[Worker], seconds: float = 1.0) -> None:
+    """Until one of the workers has something to say; where one says it in shared memory, the caller is to look there."""
+    if any(worker.outstanding for worker in workers):
+        os.sched_yield()
+        return
     select.select(list(workers), [], [], seconds)

@@ -7,23 +7,42 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from bcppo.episodes import evaluate_policy
 from bcppo.errors import ConfigError, Diverged
-from bcppo.policy import NumpyPolicy, Sampler
+from bcppo.policy import HeadPolicy, NumpyPolicy, Sampler, UniformPolicy
 
 MakeEnv = Callable[[], gymnasium.Env]
 
 EPISODE_FIELDS = ("episode_return", "cost_rate", "native_cost", "boundary_hits", "length")
 """Of a finished episode: undiscounted return; mean cost per step; the simulator's own cost, summed; steps taken beyond
 the boundary; steps."""
+
+
+class Step(NamedTuple):
+    """One step of one environment."""
+
+    action: np.ndarray  # [act], as sampled: not clipped
+    following: np.ndarray  # [obs]; the true final one where an episode is cut
+    reward: float
+    cost: float
+    native_cost: float
+    """The simulator's own."""
+    terminated: bool
+    truncated: bool
+    """False where the episode terminated: an episode ends once."""
+    summary: dict[str, float] | None
+    """Of the episode, where this step ended it; see EPISODE_FIELDS."""
+    acting: float
+    simulating: float
+    """Seconds: never part of a result."""
 
 
 @dataclass
@@ -44,27 +63,16 @@ class Rollout:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent acting and simulating: never part of a result."""
 
-    def kept(self) -> Rollout:
-        """A copy that outlasts the next rollout, which may be written over this one in shared memory."""
-        return replace(self, **{name: getattr(self, name).copy() for name in ARRAYS})
-
-
-ARRAYS = ("observation", "next_observation", "action", "reward", "cost", "terminated", "truncated")
-"""Fields of a rollout with a row a step."""
-
-
-def join(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts of one environment that follow one another, as one."""
-    episodes, row = [], 0
-    for rollout in rollouts:
-        episodes += [episode | {"end": row + episode["end"]} for episode in rollout.episodes]
-        row += len(rollout.reward)
-    return Rollout(
-        **{name: np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ARRAYS},
-        episodes=episodes,
-        native_cost=sum(rollout.native_cost for rollout in rollouts),
-        seconds={name: sum(rollout.seconds[name] for rollout in rollouts) for name in ("act", "simulate")},
-    )
+    def put(self, row: int, seen: np.ndarray, step: Step) -> None:
+        """A step's row of a rollout that is filled row by row, from flags of False and sums of 0."""
+        self.observation[row], self.next_observation[row], self.action[row] = seen, step.following, step.action
+        self.reward[row], self.cost[row] = step.reward, step.cost
+        self.native_cost += step.native_cost
+        self.seconds["act"] += step.acting
+        self.seconds["simulate"] += step.simulating
+        if step.summary is not None:
+            (self.terminated if step.terminated else self.truncated)[row] = True
+            self.episodes.append(step.summary | {"end": row})
 
 
 class Collector:
@@ -173,7 +181,7 @@ class Collector:
             native += float(info["native_cost"])
             if terminated or truncated:
                 ends.append((row, terminated))
-                episodes.append(self._summary(row))
+                episodes.append(self._summary() | {"end": row})
                 self._begin(int(self._seeds.integers(2**31)))
         out = Rollout(
             observation=np.array(seen, dtype=np.float32),
@@ -191,8 +199,49 @@ class Collector:
         out.seconds = {"act": acting, "simulate": perf_counter() - start - acting}
         return out
 
-    def _summary(self, row: int) -> dict[str, float]:
+    def _summary(self) -> dict[str, float]:
         summary = dict(self._sums)
         summary["cost_rate"] /= summary["length"]
-        summary["end"] = row
         return summary
+
+    # --- one step at a time ---
+
+    def step(self, policy: Sampler, noise: np.ndarray, next_seed: Callable[[], int]) -> Step:
+        """The next step under a policy; `next_seed` is asked for the next episode's where this one ends."""
+        before = perf_counter()
+        action = policy.sample(self.observation, noise)
+        acted = perf_counter()
+        reward, terminated, truncated, info = self._step(action)
+        following, summary = self.observation, None
+        if terminated or truncated:
+            summary = self._summary()
+            self._begin(next_seed())
+        return Step(
+            action, following, reward, info["cost"], float(info["native_cost"]), bool(terminated),
+            bool(truncated and not terminated), summary, acted - before, perf_counter() - acted,
+        )  # fmt: skip
+
+    def start_lockstep(self, log_std_bounds: np.ndarray) -> None:
+        """From now on one step at a time, by `start_step` and `finish_step`, until `end_lockstep`."""
+        _, low, high = self.spaces
+        self._uniform, self._log_std_bounds = UniformPolicy(low, high), log_std_bounds
+
+    def await_lockstep(self) -> None:
+        """Until what `start_lockstep` or `end_lockstep` asked for is so: at once."""
+
+    def end_lockstep(self) -> None:
+        """Whole rollouts again."""
+
+    def abandon_lockstep(self) -> None:
+        """This collector will not be asked again."""
+
+    def start_step(self, heads: np.ndarray | None) -> None:
+        """Ask for a step with the policy's last layer for the current observation; without one, a uniform action."""
+        low, high = self._uniform.low, self._uniform.high
+        self._asked_step = self._uniform if heads is None else HeadPolicy(heads, self._log_std_bounds, low, high)
+
+    def finish_step(self, rollout: Rollout, row: int) -> None:
+        """Put the step that was asked for into a row of a rollout."""
+        noise = self._noise.standard_normal((1, self._uniform.low.shape[0]), dtype=np.float32)[0]
+        seen = self.observation
+        rollout.put(row, seen, self.step(self._asked_step, noise, lambda: int(self._seeds.integers(2**31))))

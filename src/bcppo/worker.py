@@ -1,8 +1,8 @@
 """Environments in a process of their own, without torch: `python -m bcppo.worker`. pool.py is the other side.
 
 The two sides speak over the process's standard input and output: the length of some JSON, the JSON, then the bytes of
-the arrays it announces. Policies and rollouts lie in memory that both sides share. A worker that loses its parent ends.
-It may run under another Python than its parent, and so with another release of the simulators.
+the arrays it announces. Policies and rollouts lie in memory that both sides share, and so do the slots of environments
+that are stepped one step at a time (lockstep.py). A worker that loses its parent ends. It may run under another Python than its parent, and so with another release of the simulators.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 
 from bcppo.errors import BcppoError, ConfigError, Diverged
+from bcppo.lockstep import Slot, Stepper, keep_step
 from bcppo.policy import sampler
 from bcppo.rollout import Collector, MakeEnv
 
@@ -124,6 +125,7 @@ class _Host:
         self._memory: mmap.mmap | None = None
         self._collectors: dict[int, Collector] = {}
         self._streams: dict[int, tuple[np.random.Generator, np.random.Generator]] = {}
+        self.steppers: dict[int, Stepper] = {}
 
     def answer(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         number = header["environment"]
@@ -160,6 +162,15 @@ class _Host:
     def _evaluate(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         return {"rows": self._collectors[number].evaluate(self._policy(header), header["episode_seeds"])}, {}
 
+    def _enter(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        slot = Slot(self._shared(header["slot"]))
+        self.steppers[number] = Stepper(self._collectors[number], slot, header["count"], header["log_std_bounds"])
+        return {}, {}
+
+    def _leave(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        self.steppers.pop(number, None)
+        return {}, {}
+
     def _policy(self, header: dict[str, Any]) -> Any:
         return sampler({name: array.copy() for name, array in self._shared(header["policy"]).items()})
 
@@ -173,14 +184,24 @@ class _Host:
 def serve(requests: BinaryIO, replies: BinaryIO, memory_file: int) -> None:
     """Answer a parent's requests until it is gone."""
     host = _Host(memory_file)
-    while (message := read_message(requests)) is not None:
+
+    def fail(number: int, error: Exception) -> None:
+        sentence = f"{error}" if isinstance(error, BcppoError) else f"{type(error).__name__}: {error}"
+        reply = {"error": sentence, "diverged": isinstance(error, Diverged), "environment": number}
+        write_message(replies, reply, {})
+
+    while True:
+        keep_step(host.steppers, requests, fail)
+        message = read_message(requests)
+        if message is None:
+            return
         header, arrays = message
         try:
             reply, sent = host.answer(header, arrays)
         except Exception as error:
-            sentence = f"{error}" if isinstance(error, BcppoError) else f"{type(error).__name__}: {error}"
-            reply, sent = {"error": sentence, "diverged": isinstance(error, Diverged)}, {}
-        write_message(replies, reply | {"environment": header["environment"]}, sent)
+            fail(header["environment"], error)
+        else:
+            write_message(replies, reply | {"environment": header["environment"]}, sent)
 
 
 if __name__ == "__main__":

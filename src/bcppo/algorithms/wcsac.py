@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from bcppo.algorithms.overlap import Overlapped
 from bcppo.errors import ConfigError
 from bcppo.math.cvar import gaussian_tail_mean
 from bcppo.math.wcsac import (
@@ -55,6 +56,18 @@ class Draws(NamedTuple):
     schedule: Tensor  # [4, 1 + R], of the optimisers in the order of `optimizers`
 
 
+class Between(NamedTuple):
+    """What the first piece of an update leaves to the second."""
+
+    batch: Tensor  # [R, B, width], stored transitions
+    alpha: Tensor  # [R, 1]
+    predicted: Tensor  # [R, 4, B], of the critics at the stored actions, with their gradients
+    stored_risk: Tensor  # [R, B]
+    weight: Tensor  # [R, 1], of the constraint
+    log_prob: Tensor  # [R, B], of the policy as it was
+    loss: Tensor  # [R], of the policy as it was
+
+
 class WCSAC:
     """The learner: policy π, twin values Q, safety critics Q_c and V with targets, α and β, of R runs.
 
@@ -73,7 +86,7 @@ class WCSAC:
             if len({getattr(config, name) for config in configs}) > 1:
                 raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
         first = self.config = configs[0]
-        self.widths, self._runs, self._device, self._dtype = widths, len(configs), device, dtype
+        self.widths, self.runs, self.device, self.dtype = widths, len(configs), device, dtype
         init = [stream.init for stream in streams]
         self.policy = SquashedPolicy((widths[0], *first.hidden, widths[1]), init, device, dtype)
         self.critics = Stack((sum(widths), *first.hidden, 1), 4, init, device, dtype, relu=True)  # Q, Q, Q_c, V
@@ -81,7 +94,7 @@ class WCSAC:
         rates = [c.learning_rate for c in configs]
         self._policy_optimizer = Adam(self.policy, rates)
         self._critics_optimizer = Adam(self.critics, rates)
-        scalars = [Scalar(self._runs, device, dtype) for _ in range(2)]
+        scalars = [Scalar(self.runs, device, dtype) for _ in range(2)]
         self._temperature, self._multiplier = (scalar.flat.squeeze(1) for scalar in scalars)  # α, β = softplus of these
         self._temperature_optimizer = Adam(scalars[0], rates)
         factors = [c.learning_rate * c.multiplier_rate_factor for c in configs]
@@ -94,57 +107,67 @@ class WCSAC:
         # What of d the variance's target knows: all of it, or, as in the public code, nothing.
         self._ends_variance = self._column([0.0 if c.release_variance_target else 1.0 for c in configs])
         # On the CPU, pages of the buffer that nothing was written to yet take no memory.
-        capacity = min(first.buffer, max(c.steps for c in configs))
-        self._buffer = torch.empty(self._runs, capacity, transition_width(widths), dtype=dtype, device=device)
-        self._offsets = torch.arange(self._runs, device=device).unsqueeze(1) * capacity
+        self.capacity = min(first.buffer, max(c.steps for c in configs))
+        self._buffer = torch.empty(self.runs, self.capacity, transition_width(widths), dtype=dtype, device=device)
+        self._offsets = torch.arange(self.runs, device=device).unsqueeze(1) * self.capacity
         self._minibatches = [stream.minibatches for stream in streams]
         self.stored = 0
-        self._totals = torch.zeros(len(AVERAGED), self._runs, dtype=torch.float64, device=device)
+        self._totals = torch.zeros(len(AVERAGED), self.runs, dtype=torch.float64, device=device)
         self._counted = 0
         self._update_graph: Any = None
         self._acting_graph: Any = None
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
         """[R, 1], to go against [R, B]."""
-        return torch.tensor(numbers, dtype=self._dtype, device=self._device).unsqueeze(1)
+        return torch.tensor(numbers, dtype=self.dtype, device=self.device).unsqueeze(1)
 
     # --- transitions ---
 
     def store(self, transitions: np.ndarray) -> None:
         """One transition a run, [R, width]: observation, action, next observation, reward, cost, terminated."""
-        position = self.stored % self._buffer.shape[1]
-        self._buffer[:, position] = torch.from_numpy(transitions)
+        self._buffer[:, self.stored % self.capacity] = torch.from_numpy(transitions)
         self.stored += 1
+
+    def put(self, position: Tensor, transitions: Tensor) -> None:
+        """The same at a position [1] that is on the device; `stored` is for the caller to count."""
+        self._buffer.flatten(0, 1).index_copy_(0, self._offsets.flatten() + position, transitions)
 
     def load_transitions(self, run: int, first: int, transitions: np.ndarray) -> None:
         """Put a run's transitions number `first` and following [n, width] back; `stored` is for the caller to set."""
-        capacity = self._buffer.shape[1]
-        first, transitions = first + max(0, len(transitions) - capacity), transitions[-capacity:]
-        positions = torch.arange(first, first + len(transitions), device=self._device) % capacity
+        first, transitions = first + max(0, len(transitions) - self.capacity), transitions[-self.capacity :]
+        positions = torch.arange(first, first + len(transitions), device=self.device) % self.capacity
         self._buffer[run, positions] = torch.from_numpy(transitions).to(self._buffer)
 
     def draw(self) -> Draws:
         """The next update's random numbers, each run's from its own stream, and its place in Adam's schedule."""
-        size, batch = min(self.stored, self._buffer.shape[1]), self.config.minibatch
-        rows = np.stack([stream.integers(size, size=batch) for stream in self._minibatches])
-        shape = (2, batch, self.widths[1])
-        noise = np.stack([stream.standard_normal(shape, dtype=np.float32) for stream in self._minibatches])
-        schedule = [optimizer.schedule() for optimizer in self.optimizers().values()]
+        batch = self.config.minibatch
+        rows = np.empty((self.runs, batch), np.int64)
+        noise = np.empty((self.runs, 2, batch, self.widths[1]), np.float32)
+        schedule = np.empty((len(self.optimizers()), 1 + self.runs))
+        self.draw_into(rows, noise, schedule, self.stored)
         return Draws(
-            torch.from_numpy(rows).to(self._device),
-            torch.from_numpy(noise).to(self._device, self._dtype),
-            torch.tensor(schedule, dtype=self._dtype, device=self._device),
+            torch.from_numpy(rows).to(self.device),
+            torch.from_numpy(noise).to(self.device, self.dtype),
+            torch.from_numpy(schedule).to(self.device, self.dtype),
         )
+
+    def draw_into(self, rows: np.ndarray, noise: np.ndarray, schedule: np.ndarray, stored: int) -> None:
+        """The same into arrays shaped like Draws, for an update that finds so many transitions stored."""
+        size, batch, shape = min(stored, self.capacity), self.config.minibatch, noise.shape[1:]
+        for run, stream in enumerate(self._minibatches):
+            rows[run] = stream.integers(size, size=batch)
+            noise[run] = stream.standard_normal(shape, dtype=np.float32)
+        schedule[:] = [optimizer.schedule() for optimizer in self.optimizers().values()]
 
     # --- the update ---
 
     def update(self) -> None:
         """One update of every run; on CUDA as a graph, since its small kernels take longer to launch than to run."""
         draws = self.draw()
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             if self._update_graph is None:
                 self._draws = draws
-                self._update_graph = capture(lambda: self.step(self._draws), self._changing())
+                self._update_graph = capture(lambda: self.step(self._draws), self.changing())
             for kept, new in zip(self._draws, draws):
                 kept.copy_(new)
             self._update_graph.replay()
@@ -152,39 +175,57 @@ class WCSAC:
             self.step(draws)
         self._counted += 1
 
-    def _changing(self) -> list[Tensor]:
+    def overlapped(self) -> Overlapped:
+        """Updates that run while environments step."""
+        return Overlapped(self)
+
+    def count_update(self) -> None:
+        """An update that began by storing a transition of each run was made by other means than `update`."""
+        self.stored += 1
+        self._counted += 1
+
+    def changing(self) -> list[Tensor]:
         """Every tensor that an update changes."""
         of_optimizers = [t for o in self.optimizers().values() for t in (o.stack.flat.detach(), o.first, o.second)]
         return [*of_optimizers, self._behind, self._totals]
 
     def heads(self, observation: np.ndarray) -> np.ndarray:
         """The policies' last layer, mean and unclipped log-std, for one observation a run. [R, obs] → [R, 2·act]"""
-        if self._device.type != "cuda":
-            return self._last_layer(torch.from_numpy(observation).to(self._device, self._dtype)).cpu().numpy()
+        if self.device.type != "cuda":
+            return self.last_layer(torch.from_numpy(observation).to(self.device, self.dtype)).cpu().numpy()
         if self._acting_graph is None:
-            self._seen = torch.zeros(self._runs, self.widths[0], dtype=self._dtype, device=self._device)
-            self._heads = torch.zeros(self._runs, 2 * self.widths[1], dtype=self._dtype, device=self._device)
-            self._acting_graph = capture(lambda: self._heads.copy_(self._last_layer(self._seen)), [])
+            self._seen = torch.zeros(self.runs, self.widths[0], dtype=self.dtype, device=self.device)
+            self._heads = torch.zeros(self.runs, 2 * self.widths[1], dtype=self.dtype, device=self.device)
+            self._acting_graph = capture(lambda: self._heads.copy_(self.last_layer(self._seen)), [])
         self._seen.copy_(torch.from_numpy(observation))
         self._acting_graph.replay()
         return self._heads.cpu().numpy()
 
     @torch.no_grad()
-    def _last_layer(self, observation: Tensor) -> Tensor:
+    def last_layer(self, observation: Tensor) -> Tensor:
+        """[R, obs] → [R, 2·act]"""
         return self.policy(observation.unsqueeze(1))[:, 0, 0]
 
     def step(self, draws: Draws) -> None:
         """Policy, critics, α, targets, β, in this order. See the module's note on what it may not do."""
+        self.complete(draws, self.begin(draws))
+
+    def begin(self, draws: Draws) -> Between:
+        """The policy's part of an update: all that the next action depends on."""
         width, of_action = self.widths
         batch = self._buffer.flatten(0, 1).index_select(0, (draws.rows + self._offsets).flatten())
         batch = batch.unflatten(0, draws.rows.shape)
-        observation, following = batch[..., :width], batch[..., width + of_action : -3]
         alpha, beta = softplus(self._temperature)[:, :1], softplus(self._multiplier)[:, :1]
         predicted = self.critics(batch[..., : width + of_action]).squeeze(-1)  # [R, 4, B] at the stored actions
         stored_risk = self._risk(predicted.detach())
         weight = constraint_weight(beta, stored_risk, self._limit, self._damp)
+        log_prob, loss = self._descend_policy(batch[..., :width], draws, alpha, weight)
+        return Between(batch, alpha, predicted, stored_risk, weight, log_prob, loss)
 
-        log_prob, loss = self._descend_policy(observation, draws, alpha, weight)
+    def complete(self, draws: Draws, between: Between) -> None:
+        """The rest of an update."""
+        batch, alpha, predicted, stored_risk, weight, log_prob, loss = between
+        following = batch[..., sum(self.widths) : -3]
         with torch.no_grad():
             target = self._critic_targets(batch[..., -3:], following, draws.noise[:, 1], alpha, predicted)
         losses = self._descend_critics(predicted, target, draws.schedule[1])
@@ -269,7 +310,7 @@ class WCSAC:
             "multiplier": softplus(self._multiplier)[:, 0],
             "temperature": softplus(self._temperature)[:, 0],
             "discounted_limit": self._limit[:, 0],
-            "gradient_steps": torch.tensor(self._policy_optimizer.steps, device=self._device),
+            "gradient_steps": torch.tensor(self._policy_optimizer.steps, device=self.device),
         }
 
     def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
