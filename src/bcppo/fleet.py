@@ -167,7 +167,8 @@ def _train_stacked(members: Sequence[Member], count: int, python: str | None, wa
             ends.callback(worker.close)
         fleet = _Fleet(workers, watch)
         stacks = _stacks([fleet.open(member) for member in members])
-        if len(stacks) == 1:  # two halves, so that one simulates while the other learns
+        # Two halves, so that one simulates while the other learns; learners of single steps see to that themselves.
+        if len(stacks) == 1 and not METHODS[members[0].method].off_policy:
             stacks = [half for half in (stacks[0][::2], stacks[0][1::2]) if half]
         for stack in stacks:
             fleet.launch(stack)

@@ -1,10 +1,11 @@
 """Steps of environments in other processes, one at a time, through memory that both sides share.
 
 Each environment has a slot: places for a step's request and for its answer, and a count each way that says whose turn
-it is. Both sides spin on the counts; there is no message and no system call but `sched_yield`. The asking side owns the
+it is. Both sides spin on the counts; there is no message and no system call but `sched_yield`. (Where there are more
+processes than cores, they sleep between looks: who spins keeps a core from whom it waits for.) The asking side owns the
 random streams. It sends the noise of every step and, should the episode end with it, the seed of the next.
 
-A count is written after what it counts. x86 keeps stores in that order; a processor that does not is not served by this.
+A count is written after what it counts. x86 keeps stores in that order; a processor that does not is not served here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterable
-from typing import BinaryIO
+from time import sleep
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,6 +33,16 @@ _IDLE = 20_000
 """Turns without anything to do before the processor is left alone for a millisecond at a time."""
 _BETWEEN_LOOKS = 64
 """Turns between looks for messages."""
+_NAP = 0.00005
+"""Seconds."""
+
+
+def rest(crowded: bool) -> None:
+    """Between looks for something that another process does."""
+    if crowded:
+        sleep(_NAP)
+    else:
+        os.sched_yield()
 
 
 def slot_shapes(observation: int, action: int) -> dict[str, tuple[str, list[int]]]:
@@ -52,7 +64,8 @@ class Slot:
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         # As memoryviews: a single number of an array costs three times as much to read.
-        self.asked, self.answered, self._numbers = (arrays[name].data for name in ("asked", "answered", "numbers"))
+        views: list[Any] = [arrays[name].data for name in ("asked", "answered", "numbers")]
+        self.asked, self.answered, self._numbers = views
         self.heads, self.noise = arrays["heads"], arrays["noise"]
         self._action, self._following, self.current = (arrays[name] for name in ("action", "following", "current"))
 
@@ -68,8 +81,9 @@ class Slot:
         numbers = self._numbers
         numbers[0], numbers[1], numbers[2] = float(step.reward), float(step.cost), step.native_cost
         numbers[_NUMBERS - 2], numbers[_NUMBERS - 1] = step.acting, step.simulating
-        for index, name in enumerate(EPISODE_FIELDS if step.summary else ()):
-            numbers[3 + index] = step.summary[name]  # type: ignore[index]
+        if step.summary is not None:
+            for index, name in enumerate(EPISODE_FIELDS, start=3):
+                numbers[index] = step.summary[name]
         self.answered[1] = TERMINATED if step.terminated else TRUNCATED if step.truncated else WENT_ON
         self.answered[0] = count
 
@@ -90,9 +104,11 @@ class Slot:
 class Stepper:
     """Where the environment is: does what its slot asks for."""
 
-    def __init__(self, collector: Collector, slot: Slot, count: int, log_std_bounds: Iterable[float]) -> None:
-        """`count` is of the steps that were answered before."""
-        self._collector, self._slot, self._count = collector, slot, count
+    def __init__(
+        self, collector: Collector, slot: Slot, count: int, log_std_bounds: Iterable[float], crowded: bool
+    ) -> None:
+        """`count` is of the steps that were answered before, `crowded` whether cores are fewer than processes."""
+        self._collector, self._slot, self._count, self.crowded = collector, slot, count, crowded
         _, low, high = collector.spaces
         self._uniform = UniformPolicy(low, high)
         bounds = np.array(list(log_std_bounds), np.float32)
@@ -119,6 +135,8 @@ class Stepper:
 def keep_step(steppers: dict[int, Stepper], requests: BinaryIO, fail: Callable[[int, Exception], None]) -> None:
     """Take steps as they are asked for, until there is a message to read (or its sender is gone)."""
     idle = turns = 0
+    crowded = any(stepper.crowded for stepper in steppers.values())
+    between_looks, long = (1, 200) if crowded else (_BETWEEN_LOOKS, _IDLE)
     while steppers:
         idle += 1
         for number, stepper in steppers.items():
@@ -126,8 +144,8 @@ def keep_step(steppers: dict[int, Stepper], requests: BinaryIO, fail: Callable[[
                 stepper.step(lambda error, number=number: fail(number, error))  # type: ignore[misc]
                 idle = 0
         turns += 1
-        if idle > _SPINS:
-            os.sched_yield()
-        looks = turns % _BETWEEN_LOOKS == 0 or idle > _IDLE
-        if looks and select.select([requests], [], [], 0.001 if idle > _IDLE else 0.0)[0]:
+        if idle > (0 if crowded else _SPINS):
+            rest(crowded)
+        looks = turns % between_looks == 0 or idle > long
+        if looks and select.select([requests], [], [], 0.001 if idle > long else 0.0)[0]:
             return

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bcppo.errors import BcppoError, Diverged
-from bcppo.lockstep import FAILED, Slot, slot_shapes
+from bcppo.lockstep import FAILED, Slot, rest, slot_shapes
 from bcppo.policy import NumpyPolicy, Sampler
 from bcppo.rollout import Rollout
 from bcppo.worker import Arrays, Places, read_message, shared_arrays, write_message
@@ -44,6 +44,10 @@ _ALIGNMENT = 64
 _SHARED_MEMORY = Path("/dev/shm")
 
 
+_pids: set[int] = set()
+"""Of this process's workers."""
+
+
 class Worker:
     """One process and its environments."""
 
@@ -57,7 +61,7 @@ class Worker:
         # Nameless, so that nothing is left behind however the processes end.
         self._file = tempfile.TemporaryFile(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)  # noqa: SIM115
         self._memory: mmap.mmap | None = None
-        self._used = self._deaths = 0
+        self._used = self.deaths = 0  # deaths since it last answered
         self._reviving = False
         self._looked = 0.0
         self.outstanding = 0
@@ -75,6 +79,7 @@ class Worker:
             bufsize=0,
             pass_fds=(self._file.fileno(),),
         )
+        _pids.add(self.pid)
 
     def fileno(self) -> int:
         """For `select`: readable when an answer is there."""
@@ -95,10 +100,6 @@ class Worker:
             return False
         self._looked = now
         return not self.alive
-
-    def answered(self) -> None:
-        """An answer came: the process gets on."""
-        self._deaths = 0
 
     def host(self, collector: RemoteCollector) -> int:
         """A number for one more environment."""
@@ -132,21 +133,21 @@ class Worker:
                 raise _Lost
             self.revive()
             return
-        self._deaths = 0
+        self.deaths = 0
         self._inbox[message[0]["environment"]].append(message)
 
     def revive(self) -> None:
         """Start a dead process again, put its environments back and ask again for what was asked."""
         while True:
-            self._deaths += 1
-            if self._deaths >= ATTEMPTS:
+            self.deaths += 1
+            if self.deaths >= ATTEMPTS:
                 times = f"died {ATTEMPTS} times in a row"
                 raise BcppoError(f"An environment's process {times}; the run can be resumed from its last checkpoint.")
             self._end()
             self._start()
             for box in self._inbox:
                 box.clear()  # what nobody has taken yet is asked again too: the environments start from before it
-            deaths, self._reviving = self._deaths, True
+            deaths, self._reviving = self.deaths, True
             try:
                 for collector in self._collectors:
                     collector.rebuild()
@@ -154,7 +155,7 @@ class Worker:
             except _Lost:
                 continue
             finally:
-                self._deaths, self._reviving = deaths, False  # being put back is no answer yet
+                self.deaths, self._reviving = deaths, False  # being put back is no answer yet
 
     def place(self, like: Mapping[str, tuple[str, Sequence[int]]]) -> Places:
         """Room in shared memory for arrays of some (dtype, shape), for as long as the worker lives."""
@@ -177,6 +178,7 @@ class Worker:
 
     def _end(self) -> None:
         """End the process, also one that is still sending what nobody will read."""
+        _pids.discard(self.pid)
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
@@ -291,7 +293,9 @@ class RemoteCollector:
             width, low, _ = self.spaces
             self._slot_places = self.worker.place(slot_shapes(width, len(low)))
         self._slot = Slot(self.worker.arrays(self._slot_places))
-        self._entering = {"do": "enter", "slot": self._slot_places, "log_std_bounds": log_std_bounds.tolist()}
+        self._crowded = crowded()
+        self._entering = {"do": "enter", "slot": self._slot_places, "crowded": self._crowded}
+        self._entering["log_std_bounds"] = log_std_bounds.tolist()
         self._next_seed = self._peek()
         self._ask(self._entering | {"count": self._count})
         self._enters = True
@@ -332,7 +336,7 @@ class RemoteCollector:
         self.observation = slot.current.copy()
         self._awaits_step = False
         self.worker.outstanding -= 1
-        self.worker.answered()
+        self.worker.deaths = 0
         if step.summary is None:
             self._actions.append(rollout.action[row : row + 1])
         else:
@@ -341,11 +345,11 @@ class RemoteCollector:
             self._next_seed = self._peek()
 
     def _await_step(self) -> None:
-        answered, spins = self._slot.answered, 0
+        answered, spins = self._slot.answered, _SPINS if self._crowded else 0
         while answered[0] != self._count:
             spins += 1
             if spins > _SPINS:
-                os.sched_yield()
+                rest(self._crowded)
                 if self.worker.lost():
                     self.worker.revive()
 
@@ -383,9 +387,14 @@ class RemoteCollector:
         return answer
 
 
+def crowded() -> bool:
+    """Whether this process and its workers are more than the cores they may use."""
+    return len(_pids) + 1 > len(os.sched_getaffinity(0))
+
+
 def wait(workers: Sequence[Worker], seconds: float = 1.0) -> None:
-    """Until one of the workers has something to say; where one says it in shared memory, the caller is to look there."""
+    """Until one of the workers has something to say; returns at once where one may say it in shared memory."""
     if any(worker.outstanding for worker in workers):
-        os.sched_yield()
+        rest(crowded())
         return
     select.select(list(workers), [], [], seconds)

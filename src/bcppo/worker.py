@@ -2,7 +2,8 @@
 
 The two sides speak over the process's standard input and output: the length of some JSON, the JSON, then the bytes of
 the arrays it announces. Policies and rollouts lie in memory that both sides share, and so do the slots of environments
-that are stepped one step at a time (lockstep.py). A worker that loses its parent ends. It may run under another Python than its parent, and so with another release of the simulators.
+that are stepped one step at a time (lockstep.py). A worker that loses its parent ends. It may run under another Python
+than its parent, and so with another release of the simulators.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ class _Host:
 
     def _enter(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         slot = Slot(self._shared(header["slot"]))
-        self.steppers[number] = Stepper(self._collectors[number], slot, header["count"], header["log_std_bounds"])
+        rest = header["count"], header["log_std_bounds"], header["crowded"]
+        self.steppers[number] = Stepper(self._collectors[number], slot, *rest)
         return {}, {}
 
     def _leave(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
