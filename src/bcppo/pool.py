@@ -79,6 +79,7 @@ class Worker:
             bufsize=0,
             pass_fds=(self._file.fileno(),),
         )
+        self._dead = False
         _pids.add(self.pid)
 
     def fileno(self) -> int:
@@ -96,10 +97,9 @@ class Worker:
     def lost(self) -> bool:
         """Whether the process is dead; looks about once a millisecond, however often it is asked."""
         now = perf_counter()
-        if now - self._looked < _BETWEEN_LOOKS:
-            return False
-        self._looked = now
-        return not self.alive
+        if now - self._looked > _BETWEEN_LOOKS:
+            self._looked, self._dead = now, not self.alive
+        return self._dead
 
     def host(self, collector: RemoteCollector) -> int:
         """A number for one more environment."""
