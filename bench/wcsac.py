@@ -5,7 +5,8 @@ with the update beside its floor: its matrix products at the rate this core mult
 between updates. Seconds are wall-clock; on a busy machine the processor's own seconds, printed too, say more.
 
 `--update --device cuda --runs 1 25` times the update of stacked runs, as it is and, on CUDA, replayed as a graph, and
-says how far the two end up apart.
+says how far the two end up apart; then the parts of an update that overlaps with steps: drawing its random numbers
+(prepare), launching it, waiting for the policies' heads and then for the rest, and each of its two pieces alone.
 """
 
 from __future__ import annotations
@@ -141,6 +142,35 @@ def captured(one: WCSAC, example: Draws):
     return replay
 
 
+def measure_pieces(device: str, runs: list[int], updates: int = 300) -> None:
+    """Where the time of an update goes that overlaps with steps: medians in µs. Its pieces are waited for here."""
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def microseconds(call) -> float:
+        start = perf_counter()
+        call()
+        return 1e6 * (perf_counter() - start)
+
+    for count in runs:
+        one = learner(count, device)
+        overlapped = one.overlapped()
+        rows = np.zeros((count, transition_width(HOPPER)), np.float32)
+        seen = list(np.zeros((count, HOPPER[0]), np.float32))
+        parts: dict[str, list[float]] = {name: [] for name in ("prepare", "launch", "heads", "rest", "first", "second")}
+        for _ in range(updates):
+            parts["prepare"].append(microseconds(overlapped.prepare))
+            parts["launch"].append(microseconds(lambda: overlapped.launch(rows, seen)))
+            parts["heads"].append(microseconds(overlapped.heads))
+            parts["rest"].append(microseconds(wait))
+            for name, piece in zip(("first", "second"), overlapped._pieces):
+                parts[name].append(microseconds(lambda piece=piece: (piece(), wait())))
+        medians = ", ".join(f"{name} {statistics.median(values):,.0f}" for name, values in parts.items())
+        print(f"{count:>3} runs on {device}, µs: {medians}")
+
+
 def compare(device: str) -> None:
     """The same 50 updates, plain and as a graph, and on the CPU: the largest difference of a policy's weight."""
     plain, graphed, cpu = learner(3, device), learner(3, device), learner(3, "cpu")
@@ -158,6 +188,25 @@ def compare(device: str) -> None:
         print(f"largest difference of a policy's weight after 50 updates, {words}: {gap:.2g}")
 
 
+def compare_overlapped(device: str) -> None:
+    """The same 50 transitions and updates, plain and overlapped: the largest difference of anything that changes."""
+    plain, other = learner(3, device), learner(3, device)
+    overlapped, draw, gap = other.overlapped(), np.random.default_rng(0), 0.0
+    for _ in range(50):
+        rows = draw.standard_normal((3, transition_width(HOPPER))).astype(np.float32)
+        seen = draw.standard_normal((3, HOPPER[0])).astype(np.float32)
+        plain.store(rows)
+        plain.step(plain.draw())
+        overlapped.prepare()
+        overlapped.launch(rows, list(seen))
+        gap = max(gap, float(np.abs(overlapped.heads() - plain.heads(seen)).max()))
+    print(f"largest difference of the heads in 50 updates, plain and overlapped: {gap:.2g}")
+    gap = max((one - two).abs().max().item() for one, two in zip(plain.changing(), other.changing()))
+    print(f"largest difference of weights, moments, targets or sums after them: {gap:.2g}")
+    stored = [one._buffer[:, : one.stored] for one in (plain, other)]
+    print(f"stored transitions are the same: {torch.equal(*stored)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
@@ -171,6 +220,8 @@ def main() -> None:
         measure_stacks(options.device, options.runs, 200 if options.device == "cuda" else 20)
         if options.device == "cuda":
             compare(options.device)
+            compare_overlapped(options.device)
+        measure_pieces(options.device, options.runs, 300 if options.device == "cuda" else 20)
         return
     milliseconds, ratio = measure_update()
     print(f"update: {milliseconds:.1f} ms of the processor's own, {ratio:.2f} × its matrix products")

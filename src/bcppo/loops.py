@@ -119,7 +119,7 @@ class OffPolicyLoop:
                 collector.start_step(heads)
             if learns and self.overlap is not None:
                 self.overlap.prepare()
-            yield collectors
+            yield collectors[:1]  # the others' answers come about when the first one does
             for index, (collector, rollout) in enumerate(zip(collectors, window.rollouts)):
                 _finish_step(collector, rollout, row, index)
             transitions = window.complete(row, self._centre, self._half)
