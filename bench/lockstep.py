@@ -1,4 +1,4 @@
-"""Single steps in workers, through shared memory and by messages: `python bench/lockstep.py [--task hopper --workers 2]`.
+"""Single steps in workers, through shared memory and by messages: `python bench/lockstep.py [--task hopper]`.
 
 An environment in each worker, all asked for a step at once, with heads as a GPU's learner sends them; the two ways take
 turns. The floor is the same steps in this process, one environment after another. Processes that share cores with

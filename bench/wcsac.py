@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, process_time
@@ -162,7 +163,7 @@ def measure_pieces(device: str, runs: list[int], updates: int = 300) -> None:
         parts: dict[str, list[float]] = {name: [] for name in ("prepare", "launch", "heads", "rest", "first", "second")}
         for _ in range(updates):
             parts["prepare"].append(microseconds(overlapped.prepare))
-            parts["launch"].append(microseconds(lambda: overlapped.launch(rows, seen)))
+            parts["launch"].append(microseconds(partial(overlapped.launch, rows, seen)))
             parts["heads"].append(microseconds(overlapped.heads))
             parts["rest"].append(microseconds(wait))
             for name, piece in zip(("first", "second"), overlapped._pieces):
