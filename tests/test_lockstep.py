@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_kill import results
 
-from bcppo.errors import Diverged
+from bcppo.errors import BcppoError, Diverged
 from bcppo.fleet import train_fleet
 from bcppo.policy import NumpyPolicy, Sampler, UniformPolicy
 from bcppo.pool import RemoteCollector, Worker
@@ -212,6 +212,40 @@ def test_a_worker_killed_in_lockstep_costs_time_and_nothing_else(worker: Worker)
         one.leave()
         one.remote.start(one.policy, 5)
         np.testing.assert_array_equal(one.remote.finish().action, one.local.collect(one.policy, 5).action)
+
+
+def test_an_answer_that_nobody_took_is_void_once_its_worker_is_dead(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the next step could be asked for before the new worker has caught up with it."""
+    pair, send, seen = Pair(worker, TINY), worker.send, []
+    pair.enter()
+    pair.step(pair.policy)
+    pair.ask(pair.policy)
+    wait_for_answer(pair)
+    kill(worker)
+
+    def listen(header: dict, arrays: dict) -> None:
+        if header["do"] == "enter":
+            seen.append((header["count"], pair.remote._slot.answered[0]))
+        send(header, arrays)
+
+    monkeypatch.setattr(worker, "send", listen)
+    worker.revive()
+    assert seen == [(1, 1)]
+    pair.compare(pair.policy)
+    pair.step(pair.policy)
+
+
+def test_a_worker_that_dies_of_its_environment_is_given_up(worker: Worker) -> None:
+    pair = Pair(worker, TINY)
+    pair.remote = RemoteCollector(worker, "tiny_cmdp:make_deadly", 0.3, *streams(0))
+    pair.enter()
+    for _ in range(3):
+        pair.step(pair.policy)
+    pair.ask(pair.policy)
+    with pytest.raises(BcppoError, match="died 3 times in a row"):
+        pair.remote.finish_step(blank(*pair.widths), 0)
 
 
 def test_a_step_that_fails_says_why_and_leaves_the_others_alone(worker: Worker) -> None:

@@ -14,6 +14,8 @@ every a_s inside (0, 1).)
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import gymnasium
@@ -76,6 +78,11 @@ def optimum(limit: float, cost: tuple[float, float] = (0.5, 1.5)) -> tuple[np.nd
 def make() -> gymnasium.Env:
     """For runs that name their task 'tiny_cmdp:make'."""
     return TinyCMDP()
+
+
+def make_deadly() -> gymnasium.Env:
+    """Ends its own process in its fourth step, and again whenever it is brought back to there."""
+    return BrokenAfter(TinyCMDP(), 4, lambda result: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def make_equal_costs() -> gymnasium.Env:
