@@ -125,6 +125,8 @@ class OffPolicyLoop:
             transitions = window.complete(row, self._centre, self._half)
             collected = perf_counter()
             self._learn(transitions, collectors, learns)
+            if learns and self.overlap is not None and row + 1 < window.steps:
+                self.overlap.prepare()  # while the device is at the policy
             collecting += collected - before
             updating += perf_counter() - collected
         for index, file in enumerate(self._files):

@@ -3,10 +3,10 @@
 The next action depends on the policy alone, which an update goes through first. So an update is launched in two pieces:
 the first ends with the policy's last layer for the current observations, and these come back while the second is still
 at work. The environments then step beside it. What an update is handed goes over in one copy, and its random numbers
-are drawn while the environments step.
+are drawn while the first piece of the one before is at work.
 
-Nothing here waits for the device but `heads`, which waits for the first piece alone. Since the copy to the device comes
-before that piece, whoever has the heads may also write what the next update is handed.
+Nothing here waits for the device but for the first piece of the update before. The copy to the device comes before that
+piece; so of two blocks of memory to copy from, in turn, one is always free to be written.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ class Overlapped:
         self._cuda = learner.device.type == "cuda"
         fields = shapes(learner)
         size = laid_out(fields)[1]
-        self._here = torch.zeros(size, dtype=torch.uint8, pin_memory=self._cuda)
+        blocks = [torch.zeros(size, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(2)]
         self._there = torch.zeros(size, dtype=torch.uint8, device=learner.device)
-        self._handed: Any = Handed(*(field.numpy() for field in views(self._here, fields)))
+        handed = [Handed(*(field.numpy() for field in views(block, fields))) for block in blocks]
+        self._free: list[tuple[Tensor, Handed]] = list(zip(blocks, handed))  # the first is written next
         self._inputs = views(self._there, fields)
         heads = learner.runs, 2 * learner.widths[1]
         self._heads = torch.zeros(heads, dtype=learner.dtype, device=learner.device)
@@ -87,6 +88,7 @@ class Overlapped:
         self._first_done: Any = torch.cuda.Event() if self._cuda else None
         self.launched = False
         """Whether an update was launched whose heads nobody has asked for."""
+        self._prepared = False
 
     def heads(self) -> np.ndarray:
         """The policies' last layer after the update launched last, for the observations it was handed. [R, 2·act]
@@ -97,19 +99,24 @@ class Overlapped:
         return self._heads_here.numpy()
 
     def prepare(self) -> None:
-        """Draw the next update's random numbers: that update stores one more transition first."""
-        self._await_first_piece()
-        handed, learner = self._handed, self._learner
-        learner.draw_into(handed.rows, handed.noise, handed.schedule, learner.stored + 1)
+        """Draw the next update's random numbers, unless they are drawn: that update stores one more transition first.
+
+        Whoever writes a checkpoint next must not have this done before, or the streams would be ahead of it.
+        """
+        if not self._prepared:
+            (_, handed), learner = self._free[0], self._learner
+            learner.draw_into(handed.rows, handed.noise, handed.schedule, learner.stored + 1)
+            self._prepared = True
 
     def launch(self, transitions: np.ndarray, observations: Sequence[np.ndarray]) -> None:
         """Store a transition of each run [R, width] and update with what was prepared."""
-        handed, learner = self._handed, self._learner
+        self._await_first_piece()
+        (block, handed), learner = self._free[0], self._learner
         handed.position[0] = learner.stored % learner.capacity
         handed.transitions[:] = transitions
         for run, observation in enumerate(observations):
             handed.observation[run] = observation
-        self._there.copy_(self._here, non_blocking=True)
+        self._there.copy_(block, non_blocking=True)
         if not self._pieces:
             self._pieces = self._made()
         first, second = self._pieces
@@ -119,7 +126,8 @@ class Overlapped:
             self._first_done.record()
         second()
         learner.count_update()
-        self.launched = True
+        self._free.reverse()
+        self.launched, self._prepared = True, False
 
     def _await_first_piece(self) -> None:
         if self.launched and self._cuda:
