@@ -1,6 +1,6 @@
 """How far an update on a GPU is from the same update on the CPU: `python bench/device_equality.py [--device cuda]`.
 
-Three runs of each method in a stack, the same weights, rollouts and random streams; after one and after three updates, the
+Three runs of each method in a stack, the same weights, rollouts and random streams; after one and three updates, the
 largest difference of any weight, beside the largest change that the updates made to one.
 """
 
