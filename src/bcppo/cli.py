@@ -19,6 +19,7 @@ USAGE = """usage: bcppo COMMAND …
   train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume     go on with an interrupted run         bcppo resume runs/first
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
+  study      list, run or look at a study          bcppo study run smoke --out runs/smoke
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {"train": _train, "resume": _resume, "evaluate": _evaluate, "tasks": _tasks, "methods": _methods}
+    commands["study"] = _study
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -179,6 +181,12 @@ def _evaluate(arguments: list[str]) -> None:
         import polars
 
         polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _study(arguments: list[str]) -> None:
+    from bcppo.study.commands import study
+
+    study(arguments)
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:
