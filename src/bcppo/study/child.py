@@ -14,10 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from bcppo.errors import BcppoError
 from bcppo.records import FolderBusy
@@ -113,26 +112,21 @@ def main(folder: str, group: Group) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     study = StudyFolder(folder)
-    runs = study.study().by_id
     for name in group:
-        began = time.perf_counter()
-        error = _attempt(lambda entry=runs[name]: _train(study, entry))  # type: ignore[misc]
-        print(json.dumps({"run": name, "error": error, "seconds": time.perf_counter() - began}), file=answers)
-        answers.flush()
+        print(json.dumps(asdict(attempt(study, name))), file=answers, flush=True)
 
 
-def _attempt(work: Callable[[], Any]) -> str:
-    """Do it; the error in one sentence where that fails. What is no `BcppoError` leaves its traceback in the log."""
+def attempt(study: StudyFolder, name: str) -> Outcome:
+    """Work on a run to its end. An error that is no `BcppoError` also leaves its traceback in the log."""
+    began, sentence = time.perf_counter(), ""
     try:
-        work()
+        _train(study, study.study().by_id[name])
     except BcppoError as error:
-        return str(error)
+        sentence = str(error)
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ""
+        sentence = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Outcome(name, sentence, time.perf_counter() - began)
 
 
 def _train(study: StudyFolder, entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""What is missing of a study → an engine → outcomes, with retries. Engines know where, this knows what and how often."""
+"""What is missing of a study → an engine → outcomes, with retries. Engines know where; this, what and how often."""
 
 from __future__ import annotations
 

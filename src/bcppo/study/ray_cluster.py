@@ -53,14 +53,15 @@ class RayEngine:
             where = f"The Ray cluster at {address} cannot be reached" if address else "Ray cannot be started here"
             raise StudyError(f"{where}: {str(error).splitlines()[0]}") from error
         self.places = workers or 1_000_000  # Ray keeps the queue
-        options = {"num_cpus": cpus_per_run, "num_gpus": gpus_per_run, "max_retries": NODE_DEATHS}
-        self._run_group = ray.remote(run_group).options(**options)
+        self._run_group = ray.remote(run_group)
+        self._resources = {"num_cpus": cpus_per_run, "num_gpus": gpus_per_run}
         if not self._has_room(cpus_per_run, gpus_per_run):
             # Not refused: a cluster that scales itself may add a node that has.
             say(f"No node has {cpus_per_run:g} CPUs and {gpus_per_run:g} GPUs for a run yet: runs wait for one.")
 
     def start(self, group: Group) -> None:
-        self._tasks[self._run_group.options(name=group[0]).remote(self._folder, group)] = group
+        task = self._run_group.options(name=group[0], max_retries=NODE_DEATHS, **self._resources)
+        self._tasks[task.remote(self._folder, group)] = group
 
     def wait(self) -> list[tuple[Group, list[Outcome]]]:
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1)
