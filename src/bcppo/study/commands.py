@@ -98,6 +98,10 @@ def _list(arguments: list[str]) -> None:
 
 def _run(arguments: list[str]) -> None:
     options = tyro.cli(_Run, args=arguments, prog="bcppo study run")
+    for_ray = {name: getattr(options, name) for name in ("address", "cpus_per_run", "gpus_per_run")}
+    for_ray = {name: value for name, value in for_ray.items() if value is not None}
+    if for_ray and options.engine != "ray":
+        raise ConfigError(f"--{next(iter(for_ray)).replace('_', '-')} is for --engine ray.")
     asked = find_study(
         options.study, seeds=options.seeds, steps=options.steps, tasks=options.tasks, methods=options.methods,
         device=options.device,
@@ -106,7 +110,8 @@ def _run(arguments: list[str]) -> None:
     folder.adopt(asked)
     try:
         with folder.locked():
-            lost = run_study(folder, asked, _engine(options, folder), attempts=options.attempts, say=_say)
+            engine = _engine(options, folder, for_ray)
+            lost = run_study(folder, asked, engine, attempts=options.attempts, say=_say)
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from the last checkpoints.")
         raise SystemExit(130) from None
@@ -118,15 +123,11 @@ def _run(arguments: list[str]) -> None:
         )
 
 
-def _engine(options: _Run, folder: StudyFolder) -> Engine:
-    only_ray = {name: getattr(options, name) for name in ("address", "cpus_per_run", "gpus_per_run")}
-    given = {name: value for name, value in only_ray.items() if value is not None}
+def _engine(options: _Run, folder: StudyFolder, for_ray: dict[str, Any]) -> Engine:
     if options.engine == "ray":
         from bcppo.study.ray_cluster import RayEngine
 
-        return RayEngine(folder, options.workers, say=_say, **given)
-    if given:
-        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for --engine ray.")
+        return RayEngine(folder, options.workers, say=_say, **for_ray)
     from bcppo.study.local import LocalEngine
 
     return LocalEngine(folder, options.workers)
