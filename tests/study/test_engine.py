@@ -1,4 +1,4 @@
-"""Running what is missing of a study: skipped, gone on with, tried again, given up; here and in processes of their own."""
+"""Running what is missing of a study: skipped, gone on with, tried again, given up; here and in child processes."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def test_a_run_folder_with_other_settings_is_refused(folder: StudyFolder) -> None:
     other = study(0, steps=80).runs[0]
     folder.run(run_id(0)).create(other.method, other.config, "cpu")
-    with pytest.raises(BcppoError, match="other settings than study.json says"):
+    with pytest.raises(BcppoError, match=r"other settings than study\.json says"):
         folder.check(folder.study().runs[0])
 
 

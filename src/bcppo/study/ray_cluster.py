@@ -43,13 +43,14 @@ class RayEngine:
         self._ray = ray = _import_ray()
         self._folder = str(folder.path)
         self._tasks: dict[Any, Group] = {}
+        paths = _own_paths()
         fresh = {} if address else {"num_cpus": max(1, round((workers or os.cpu_count() or 1) * cpus_per_run))}
         try:
             ray.init(
                 address or "local", include_dashboard=None if address else False, log_to_driver=False,
-                logging_level="error", runtime_env={"env_vars": {"PYTHONPATH": _own_paths()}}, **fresh,
+                logging_level="error", runtime_env={"env_vars": {"PYTHONPATH": paths}} if paths else None, **fresh,
             )  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises all kinds, the bare one too
             where = f"The Ray cluster at {address} cannot be reached" if address else "Ray cannot be started here"
             raise StudyError(f"{where}: {str(error).splitlines()[0]}") from error
         self.places = workers or 1_000_000  # Ray keeps the queue
