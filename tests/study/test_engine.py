@@ -49,7 +49,7 @@ def test_finished_runs_are_skipped_and_left_as_they_are(tmp_path: Path) -> None:
     before = stamps(folder.run(entry.id).path)
     _, said, engine = go(folder)
     assert engine.started == [("tiny_cmdp-make-bcppo-seed1",)]
-    assert "2 runs, 1 done, 1 to run" in said[0]
+    assert "1 of 2 runs done, 1 to run" in said[0]
     assert stamps(folder.run(entry.id).path) == before
     assert go(folder)[2].started == []
 

@@ -100,6 +100,6 @@ def test_the_whole_command_killed_or_interrupted_leaves_no_child_and_goes_on(kil
     assert [folder.state(entry.id) for entry in folder.study().runs] == ["stopped", "stopped"]
 
     said = Driver(file, driver.out, "--workers", "2").finish()
-    assert "2 runs, 0 done, 2 to run" in said
+    assert "0 of 2 runs done, 2 to run" in said
     assert study_results(driver.out) == expected
     assert not list((driver.out / "runs").glob("*.failures.jsonl")), "an interrupted study has no failures"

@@ -16,7 +16,7 @@ from bcppo.study.folder import StudyFolder
 from bcppo.study.plan import read_study, study_from_json
 from bcppo.study.ray_cluster import RayEngine
 
-STEPS = 256 * 24
+STEPS = 256 * 40
 
 pytestmark = pytest.mark.full
 
@@ -67,13 +67,30 @@ def test_a_node_that_dies_hands_its_runs_to_the_others(file: Path, expected, clu
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     driver = Driver(file, tmp_path / "study", "--engine", "ray", "--address", cluster.address)
     driver.wait_until(lambda: len(driver.begun()) == 2)
-    half = StudyFolder(driver.out)
-    before = {id: half.run(id).read_rows("progress")["step"][-1] for id in driver.begun()}
+    lives = processes(driver.out)
     cluster.remove_node(nodes[0], allow_graceful=False)
+    folder = StudyFolder(driver.out)
+    driver.wait_until(lambda: len(processes(driver.out)) < 2)  # its processes end with the node
+    (victim,) = set(lives) - set(processes(driver.out))
+    assert folder.state(victim) == "stopped"
+    assert 0 < folder.run(victim).read_rows("progress")["step"][-1] < STEPS
+    driver.wait_until(lambda: processes(driver.out).get(victim, lives[victim]) != lives[victim])  # another life
     said = driver.finish()
     assert study_results(driver.out) == expected
-    assert all(0 < step < STEPS for step in before.values())
     assert "failed" not in said, "a node's death is no failure of the run"
+
+
+def processes(out: Path) -> dict[str, int]:
+    """Runs of a study's folder → the process at work on each."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "bcppo.study.child" in words and str(out) in words:
+            found[words[words.index(str(out)) + 1]] = int(path.parent.name)
+    return found
 
 
 def test_an_interrupt_leaves_no_run_at_work(file: Path, expected, cluster, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def run_study(folder: StudyFolder, study: Study, engine: Engine, *, attempts: in
         diverged = [entry.id for entry in pending if folder.diverged(entry.id)]
         waiting = deque(groups([entry for entry in pending if entry.id not in diverged]))
         ledger = _Ledger(folder, attempts, say, len(study.runs), len(study.runs) - len(pending), diverged)
-        say(f"study {study.name}: {ledger.total} runs, {ledger.done} done, {len(waiting)} to run")
+        say(f"study {study.name}: {ledger.done} of {ledger.total} runs done, {len(waiting)} to run")
         for run in diverged:
             say(f"{run}: diverged before, not tried again; take its folder away to have it run anew")
         working = 0

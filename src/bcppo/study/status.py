@@ -33,8 +33,8 @@ class RunStatus:
 
     @property
     def left(self) -> int:
-        """Steps still to do."""
-        return 0 if self.state == DONE else max(0, self.entry.config.steps - self.step)
+        """Steps still to do; none of a run that was given up."""
+        return 0 if self.state in (DONE, FAILED) else max(0, self.entry.config.steps - self.step)
 
 
 def look(folder: StudyFolder) -> list[RunStatus]:
@@ -135,7 +135,8 @@ def summary(runs: list[RunStatus]) -> str:
     parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
     seconds = seconds_left(runs)
     left = "time left unknown yet" if seconds is None else f"about {duration(seconds)} left"
-    return f"{len(runs)} runs: {', '.join(parts)}" + ("" if counts[DONE] == len(runs) else f"; {left}")
+    over = counts[DONE] + counts[FAILED] == len(runs)
+    return f"{len(runs)} run{'s'[: len(runs) > 1]}: {', '.join(parts)}" + ("" if over else f"; {left}")
 
 
 def _arm(run: RunStatus) -> tuple[str, str, str]:
