@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,14 +33,39 @@ def expected(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return plain_results(read_study(file), tmp_path_factory.mktemp("plain"))
 
 
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    """Three nodes on one machine, each with its own raylet, object store and workers; the head runs nothing."""
-    from ray.cluster_utils import Cluster
+class Nodes:
+    """Ray nodes on one machine, each with its own raylet, object store and workers; the head runs nothing."""
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    yield cluster
-    cluster.shutdown()
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster: Any = Cluster()
+        self.add(num_cpus=0, include_dashboard=False)
+
+    @property
+    def address(self) -> str:
+        return self._cluster.address
+
+    def add(self, **options: Any) -> Any:
+        for _ in range(4):
+            try:
+                return self._cluster.add_node(**options)
+            except Exception as error:  # Ray gives a node 30 s to start, which a busy machine may exceed
+                late = error
+        raise late
+
+    def kill(self, node: Any) -> None:
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def shutdown(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.shutdown()
 
 
 def test_local_processes_end_with_the_same_bytes(file: Path, expected, tmp_path: Path) -> None:
@@ -56,7 +82,7 @@ def test_one_node_ends_with_the_same_bytes(file: Path, expected, tmp_path: Path)
 
 def test_three_nodes_end_with_the_same_bytes(file: Path, expected, cluster, tmp_path: Path) -> None:
     for _ in range(2):
-        cluster.add_node(num_cpus=2)
+        cluster.add(num_cpus=2)
     driver = Driver(file, tmp_path / "study", "--engine", "ray", "--address", cluster.address)
     driver.finish()
     assert study_results(driver.out) == expected
@@ -64,11 +90,11 @@ def test_three_nodes_end_with_the_same_bytes(file: Path, expected, cluster, tmp_
 
 def test_a_node_that_dies_hands_its_runs_to_the_others(file: Path, expected, cluster, tmp_path: Path) -> None:
     """One CPU a node and three runs: when a node is killed, its run goes on elsewhere from its checkpoint."""
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    nodes = [cluster.add(num_cpus=1) for _ in range(2)]
     driver = Driver(file, tmp_path / "study", "--engine", "ray", "--address", cluster.address)
     driver.wait_until(lambda: len(driver.begun()) == 2)
     lives = processes(driver.out)
-    cluster.remove_node(nodes[0], allow_graceful=False)
+    cluster.kill(nodes[0])
     folder = StudyFolder(driver.out)
     driver.wait_until(lambda: len(processes(driver.out)) < 2)  # its processes end with the node
     (victim,) = set(lives) - set(processes(driver.out))
@@ -94,9 +120,7 @@ def processes(out: Path) -> dict[str, int]:
 
 
 def test_an_interrupt_leaves_no_run_at_work(file: Path, expected, cluster, tmp_path: Path) -> None:
-    import signal
-
-    cluster.add_node(num_cpus=2)
+    cluster.add(num_cpus=2)
     driver = Driver(file, tmp_path / "study", "--engine", "ray", "--address", cluster.address)
     driver.wait_until(lambda: len(driver.begun()) >= 1)
     driver.process.send_signal(signal.SIGINT)

@@ -9,6 +9,7 @@ checkpoint: its lock died with its process, and the new child waits for that.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from sysconfig import get_paths
@@ -40,6 +41,7 @@ class RayEngine:
         for name, value, least in amounts:
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, but {value} was given.")
+        _refuse_unreachable(address)
         self._ray = ray = _import_ray()
         self._folder = str(folder.path)
         self._tasks: dict[Any, Group] = {}
@@ -85,6 +87,17 @@ class RayEngine:
     def _has_room(self, cpus: float, gpus: float) -> bool:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return any(node.get("CPU", 0.0) >= cpus and node.get("GPU", 0.0) >= gpus for node in nodes)
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Knock at host:port first: Ray itself goes on knocking for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            reason = error.strerror or error
+            raise StudyError(f"The Ray cluster at {address} cannot be reached: {reason}.") from error
 
 
 def _import_ray() -> Any:
