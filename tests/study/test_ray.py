@@ -17,7 +17,7 @@ from bcppo.study.folder import StudyFolder
 from bcppo.study.plan import read_study, study_from_json
 from bcppo.study.ray_cluster import RayEngine
 
-STEPS = 256 * 40
+STEPS = 256 * 24
 
 pytestmark = pytest.mark.full
 
