@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from test_cli import run
+from test_import import modules_after
 from tiny_studies import MENDED, HereEngine, plain_results, stored, study_results, tiny_run, write_study
 
 from bcppo.errors import BcppoError
@@ -156,3 +157,9 @@ def test_list_names_every_study_and_its_size(capsys) -> None:
     assert code == 0
     for name, size in (("main", 175), ("components", 75), ("sensitivity", 65), ("scale", 30), ("smoke", 16)):
         assert any(f"│ {name} " in line and f" {size} │" in line for line in out.splitlines())
+
+
+def test_planning_and_looking_need_neither_torch_nor_ray() -> None:
+    imported = modules_after("import bcppo.study.status\nfrom bcppo.cli import main\nassert main(['study', 'list']) == 0")
+    assert "bcppo" in imported
+    assert imported.isdisjoint(("torch", "ray", "mujoco"))
