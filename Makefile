@@ -30,7 +30,7 @@ NODE_PYTHON ?= 3.12
 BENCHES ?= $(wildcard bench/simulators.py bench/training.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-full check lint types imports bench bundle clean preflight
+.PHONY: help setup train study-smoke test test-full check lint types imports bench bundle clean preflight
 
 help: ## list the targets
 	@echo "bcppo: make TARGET [STACK=paper|modern] [PYTHON=python3.11]"
@@ -45,6 +45,11 @@ train: $(READY) ## train BCPPO on Goal1 for a minute or two and set it beside ra
 	@echo "==> Training BCPPO on Goal1 for 300,000 steps, evaluated every 100,000; the run folder is $(OUT)."
 	$(BIN)/python -m bcppo train --task goal1 --method bcppo --steps 300000 --eval-every 100000 --out $(OUT) \
 	  --beside-random $(ARGS)
+
+study-smoke: $(READY) ## run a small study on all cores and make its report, in runs/study-smoke: a few minutes
+	@echo "==> Running the study 'smoke', 16 short runs; the same command goes on where it was stopped."
+	$(BIN)/python -m bcppo study run smoke --out runs/study-smoke $(ARGS)
+	$(BIN)/python -m bcppo report runs/study-smoke
 
 test: $(READY) ## run the fast tests (ARGS= goes to pytest)
 	@echo "==> Running the fast tests on the $(STACK) stack."

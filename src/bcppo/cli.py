@@ -20,6 +20,7 @@ USAGE = """usage: bcppo COMMAND …
   resume     go on with an interrupted run         bcppo resume runs/first
   fleet      train many runs at once               bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
+  study      list, run or look at a study          bcppo study run smoke --out runs/smoke
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
-        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate,
+        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study,
         "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -232,6 +233,12 @@ def _evaluate(arguments: list[str]) -> None:
         import polars
 
         polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _study(arguments: list[str]) -> None:
+    from bcppo.study.commands import study
+
+    study(arguments)
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:

@@ -53,6 +53,10 @@ class FolderError(BcppoError):
     """A run folder that is not what was asked for."""
 
 
+class FolderBusy(FolderError):
+    """A run folder in which another process is at work."""
+
+
 # --- writing ---
 
 
@@ -215,6 +219,12 @@ class RunFolder:
         write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
         write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
 
+    def clear_unborn(self) -> None:
+        """Take away what `create` leaves where it is killed before there is a config.json, and so a run."""
+        if not self.exists and self.path.is_dir():
+            for path in (self / "provenance.json", *self.path.glob(".*.part")):
+                path.unlink(missing_ok=True)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """While one process works on the folder, no other does; the lock ends with its process, however that ends."""
@@ -226,7 +236,7 @@ class RunFolder:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise FolderError(f"Another process is at work in {self.path}; wait for it, or end it first.") from None
+                raise FolderBusy(f"Another process is at work in {self.path}; wait for it, or end it first.") from None
             except OSError:  # a file system without locks
                 pass
             yield
