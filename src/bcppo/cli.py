@@ -19,6 +19,8 @@ USAGE = """usage: bcppo COMMAND …
   train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume     go on with an interrupted run         bcppo resume runs/first
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
+  export     write its policy for another runtime  bcppo export runs/first --format onnx
+  play       film one of its evaluation episodes   bcppo play runs/first --video worst.mp4
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -65,12 +67,43 @@ class _Resume:
     """Print nothing while training."""
 
 
+@dataclass(frozen=True)
+class _Export:
+    """Write the policy a run left as one file for another runtime, once it has been seen to act the same."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    format: str = "onnx"
+    """onnx, numpy (safetensors) or torch (safetensors and the source of a module)."""
+    out: Path | None = None
+    """The file to write; in the run's folder where none is given."""
+    replay: bool = True
+    """Compare on the recorded evaluation episodes; off, on random observations only."""
+
+
+@dataclass(frozen=True)
+class _Play:
+    """Film one evaluation episode of a run, with its cost, limit and boundary hits in the picture."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    video: Path
+    """The film to write: .mp4 or .gif."""
+    episode: str = "worst"
+    """worst or best (by cost, then by return), or an episode's reset seed."""
+    every: int = 1
+    """Show every so many steps: 4 makes a film a quarter as long."""
+    size: int = 480
+    """Width and height of the picture, in pixels, of the tasks that can draw any size."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {"train": _train, "resume": _resume, "evaluate": _evaluate, "tasks": _tasks, "methods": _methods}
+    commands |= {"export": _export, "play": _play}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -179,6 +212,22 @@ def _evaluate(arguments: list[str]) -> None:
         import polars
 
         polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _export(arguments: list[str]) -> None:
+    options = tyro.cli(_Export, args=arguments, prog="bcppo export")
+    from bcppo.export import export
+
+    done = export(options.folder, kind=options.format, out=options.out, replay=options.replay)
+    print(f"{done.path}: {done.path.stat().st_size:,} bytes; {done.summary}")
+
+
+def _play(arguments: list[str]) -> None:
+    options = tyro.cli(_Play, args=arguments, prog="bcppo play")
+    from bcppo.play import play
+
+    film = play(options.folder, options.video, episode=options.episode, every=options.every, size=options.size)
+    print(f"{film.path}: {film.summary}")
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:
