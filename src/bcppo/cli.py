@@ -90,7 +90,7 @@ class _Play:
     video: Path
     """The film to write: .mp4 or .gif."""
     episode: str = "worst"
-    """worst or best (by cost, then by return), or an episode's reset seed."""
+    """worst (highest cost), best (highest return within the limit), or an episode's reset seed."""
     every: int = 1
     """Show every so many steps: 4 makes a film a quarter as long."""
     size: int = 480

@@ -166,7 +166,7 @@ def check_network(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mappi
     expected = shapes(metadata["network"])
     for name in sorted(set(expected) ^ set(tensors)):
         odd = "is missing" if name in expected else "does not belong in a policy"
-        raise PolicyFileError(f"{path} was not loaded: the tensor '{name}' {odd}.")
+        raise PolicyFileError(f"{path} was not loaded: the tensor {name[:40]!r} {odd}.")
     for name, shape in expected.items():
         array = tensors[name]
         if array.dtype != np.float32 or array.shape != shape:
@@ -218,7 +218,8 @@ def numpy_policy(tensors: Tensors, metadata: Mapping[str, Any]) -> DeployedPolic
         return finish(last)
 
     def many(observations: np.ndarray) -> np.ndarray:
-        hidden = observations.astype(np.float32)
+        with np.errstate(over="ignore"):  # refused below
+            hidden = observations.astype(np.float32)
         _require_finite(hidden.ravel())
         hidden = normalize(hidden) if normalize else hidden
         for weight, bias in layers[:-1]:
@@ -287,7 +288,8 @@ def onnx_policy(payload: bytes, metadata: Mapping[str, Any]) -> DeployedPolicy:
         return run(names, {"observation": row[None]})[0][0]
 
     def many(observations: np.ndarray) -> np.ndarray:
-        rows = np.ascontiguousarray(observations, dtype=np.float32)
+        with np.errstate(over="ignore"):  # refused below
+            rows = np.ascontiguousarray(observations, dtype=np.float32)
         _require_finite(rows.ravel())
         return run(names, {"observation": rows})[0]
 

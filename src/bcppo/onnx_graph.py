@@ -79,6 +79,9 @@ def read_model(path: Path, payload: bytes) -> tuple[Any, Tensors, dict[str, str]
         model.ParseFromString(payload)
         properties = {entry.key: entry.value for entry in model.metadata_props}
         tensors = {tensor.name: _array(onnx, tensor) for tensor in model.graph.initializer}
+        # What is not UTF-8 comes as bytes.
+        if not all(isinstance(text, str) for text in (*properties, *properties.values(), *tensors)):
+            raise ValueError("a name or a property is not UTF-8")
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise PolicyFileError(f"{path} is damaged and was not loaded: {reason}.") from error
@@ -90,7 +93,7 @@ def read_model(path: Path, payload: bytes) -> tuple[Any, Tensors, dict[str, str]
 def _array(onnx: Any, tensor: Any) -> np.ndarray:
     """A tensor whose numbers are all in the file, as many as its shape says."""
     if tensor.data_location or tensor.external_data or tensor.data_type != onnx.TensorProto.FLOAT:
-        raise ValueError(f"the tensor '{tensor.name}' does not hold its own float32 numbers")
+        raise ValueError(f"the tensor {tensor.name[:40]!r} does not hold its own float32 numbers")
     if any(size < 0 for size in tensor.dims):
-        raise ValueError(f"the tensor '{tensor.name}' has a negative size")
+        raise ValueError(f"the tensor {tensor.name[:40]!r} has a negative size")
     return np.frombuffer(tensor.raw_data, "<f4").reshape(tuple(tensor.dims)).astype(np.float32)
