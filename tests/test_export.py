@@ -12,6 +12,7 @@ import pytest
 
 import bcppo
 from bcppo import export as exporting
+from bcppo.algorithms import CONFIGS
 from bcppo.cli import main
 from bcppo.deploy import numpy_policy
 from bcppo.errors import BcppoError, ConfigError
@@ -22,7 +23,9 @@ from bcppo.replay import ReplayMismatch
 
 pytest.importorskip("onnxruntime")
 KINDS = ("onnx", "numpy", "torch")
-SMALL = {"task": "tiny_cmdp:make", "cost_limit_rate": 0.5, "rollout": 64, "minibatch": 32, "epochs": 1, "hidden": (8, 16)}
+SMALL = {
+    "task": "tiny_cmdp:make", "cost_limit_rate": 0.5, "rollout": 64, "minibatch": 32, "epochs": 1, "hidden": (8, 16),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["bcppo", "ppolag"])
@@ -82,7 +85,7 @@ def test_metadata_say_what_the_policy_is_for(run, kind):
             metadata = json.loads(json.loads(file.metadata()["notes"])["metadata"])
     else:
         metadata = bcppo.load_policy(path).metadata
-    method = RunFolder(run).load_config(exporting.open_finished_run.__globals__["CONFIGS"])[0]
+    method = RunFolder(run).load_config(CONFIGS)[0]
     assert metadata["method"] == method
     assert (metadata["task"], metadata["bcppo"]) == ("tiny_cmdp:make", bcppo.__version__)
     assert (metadata["cost_limit"], metadata["cost_limit_unit"]) == (0.5, "mean cost per step")

@@ -84,5 +84,5 @@ def test_runs_without_an_ensemble_are_refused(run, tmp_path):
     with pytest.raises(FolderError, match="holds no run"):
         load_monitor(tmp_path)
     bcppo.train(method="ppopid", out=tmp_path / "pid", **SMALL)
-    with pytest.raises(ConfigError, match="Only a BCPPO run .* this one is 'ppopid'"):
+    with pytest.raises(ConfigError, match=r"Only a BCPPO run .* this one is 'ppopid'"):
         load_monitor(tmp_path / "pid")

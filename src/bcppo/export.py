@@ -96,7 +96,7 @@ def export(
     env = make_environment(config, make_env)
     try:
         tensors = _tensors(run)
-        metadata = describe(run, method, config, env, tensors, replay)
+        metadata = describe(run, method, config, env, tensors, replay=replay)
         check_network(run / "policy.safetensors", tensors, metadata)
         with tempfile.TemporaryDirectory() as scratch:
             draft = Path(scratch) / target.name
@@ -121,7 +121,7 @@ def _tensors(run: RunFolder) -> Tensors:
 
 
 def describe(
-    run: RunFolder, method: str, config: RunConfig, env: gymnasium.Env, tensors: Tensors, replay: bool = True
+    run: RunFolder, method: str, config: RunConfig, env: gymnasium.Env, tensors: Tensors, *, replay: bool
 ) -> dict[str, Any]:
     """What a deployed policy says about itself."""
     provenance = read_json(run / "provenance.json")
@@ -240,8 +240,10 @@ def _compare(
     acted = evaluate_policy(cast(Any, _Witness(act)), env, seeds)
     for name, unit in (("episode_return", 1.0), ("cost_rate", limit_rate)):
         _require_mean(name, unit, recorded, acted, target)
-    off = {name: max(abs(a[name] - b[name]) for a, b in zip(recorded, acted)) for name in ("episode_return", "cost_rate")}
-    return Exported(target, len(witness.actions), difference, off["episode_return"], off["cost_rate"])
+    returns, rates = (
+        max(abs(was[name] - now[name]) for was, now in zip(recorded, acted)) for name in ("episode_return", "cost_rate")
+    )
+    return Exported(target, len(witness.actions), difference, returns, rates)
 
 
 def _action_difference(act: Act, witness: _Witness, env: gymnasium.Env, target: Path) -> float:
@@ -264,5 +266,6 @@ def _require_mean(name: str, unit: float, recorded: list[Episode], acted: list[E
     was, now = (float(np.mean([episode[name] for episode in episodes])) for episodes in (recorded, acted))
     if not abs(now - was) <= MEAN_TOLERANCE * max(abs(was), unit):
         raise ExportMismatch(
-            f"{target} was not written: acting itself it has a mean {name} of {now:.6g}, but the run recorded {was:.6g}."
+            f"{target} was not written: acting itself it has a mean {name} of {now:.6g}, "
+            f"but the run recorded {was:.6g}."
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def _layers(tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any], low:
     if first <= len(low):
         raise ValueError("the critics see no observation")
     layers = []
-    for layer, (width_in, width_out) in enumerate(zip(sizes, sizes[1:])):
+    for layer, (width_in, width_out) in enumerate(pairwise(sizes)):
         weight, bias = (tensors[f"{_PREFIX}{name}{layer}"] for name in ("weight", "bias"))
         weight, bias = weight[..., :width_out], bias[..., :width_out]
         if weight.shape != (members, width_in, width_out) or bias.shape != (members, width_out):

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from bcppo.config import RunConfig
-from bcppo.errors import BcppoError, ConfigError, MissingDependency
+from bcppo.errors import ConfigError, MissingDependency
 from bcppo.evaluation import Episode, evaluate_policy
 from bcppo.policy import load_policy
 from bcppo.records import write_atomically
@@ -178,7 +178,7 @@ class _Camera(gymnasium.Wrapper):
 
 
 def draw(shot: Shot, title: str, limit_rate: float) -> np.ndarray:
-    """A picture under its caption: who and when, the return, and the mean cost so far on a bar with the limit marked."""
+    """A picture under its caption: who and when, the return, and the mean cost so far on a bar with its limit."""
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = shot.picture.shape[:2]

@@ -1,4 +1,4 @@
-"""OmniSafe trains on our tasks and is charged our costs. Needs a Python with OmniSafe 0.5.0, in BCPPO_OMNISAFE_PYTHON."""
+"""OmniSafe trains on our tasks and is charged our costs; BCPPO_OMNISAFE_PYTHON names a Python with OmniSafe 0.5.0."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ with tempfile.TemporaryDirectory() as folder:
         "logger_cfgs": {"use_wandb": False, "use_tensorboard": False, "log_dir": folder},
     }
     agent = omnisafe.Agent("PPOLag", "bcppo-goal1", custom_cfgs=settings)
-    log_at = len(log)
     agent.learn()
 json.dump({"log": log, "limit": tasks.episode_cost_limit("goal1")}, open(sys.argv[1], "w"))
 """
@@ -50,7 +49,8 @@ json.dump({"log": log, "limit": tasks.episode_cost_limit("goal1")}, open(sys.arg
 @pytest.mark.skipif(not PYTHON, reason="BCPPO_OMNISAFE_PYTHON names no Python with OmniSafe 0.5.0")
 def test_omnisafe_trains_on_goal1_at_our_costs(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(bcppo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([PYTHON, "-c", SCRIPT, tmp_path / "log.json"], check=True, env=environment, cwd=tmp_path, timeout=900)
+    command = [PYTHON, "-c", SCRIPT, tmp_path / "log.json"]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=900)
     result = json.loads((tmp_path / "log.json").read_text())
     assert result["limit"] == pytest.approx(650.0)  # 0.65 a step, 1000 steps
     steps = [entry for entry in result["log"] if entry[0] == "step"]

@@ -84,7 +84,7 @@ class BcppoTask(CMDP):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self._env.step(action.detach().cpu().numpy())
         numbers = (observation, reward, info["cost"], terminated, truncated)
-        return *(self._tensor(number) for number in numbers), info  # type: ignore[return-value]
+        return *(self._tensor(number) for number in numbers), info
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self._env.reset(seed=seed, options=options)
