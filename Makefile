@@ -25,10 +25,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 OUT ?= $(shell n=1; while [ -e runs/train-$$n ]; do n=$$((n + 1)); done; echo runs/train-$$n)
 OUT := $(OUT)
 ARGS ?=
-BENCHES ?= $(wildcard bench/simulators.py bench/training.py)
+BENCHES ?= $(wildcard bench/simulators.py bench/training.py bench/latency.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-full check lint types imports bench clean preflight
+.PHONY: help setup train test test-full check lint types imports bench docs clean preflight
 
 help: ## list the targets
 	@echo "bcppo: make TARGET [STACK=paper|modern] [PYTHON=python3.11]"
@@ -70,8 +70,12 @@ bench: $(READY) ## run the benchmarks one after another (BENCHES= picks, ARGS= g
 	@test -n "$(BENCHES)" || echo "There is no benchmark in bench/ yet."
 	@set -e; for script in $(BENCHES); do echo "==> $$script on the $(STACK) stack."; $(BIN)/python $$script $(ARGS); done
 
+docs: $(READY) ## build the documentation into docs/_build/html; a warning is an error
+	@echo "==> Building the documentation."
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 clean: ## remove environments, builds and caches; run folders stay
-	rm -rf .venv-paper .venv-modern build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv-paper .venv-modern build dist docs/_build src/*.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .import_linter_cache
 	find src -name '_kernel*.so' -delete
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

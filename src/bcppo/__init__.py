@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from bcppo.errors import BcppoError, ConfigError
+from bcppo.errors import BcppoError, ConfigError, MissingDependency
 
 if TYPE_CHECKING:
     from bcppo.tasks import TASKS, Task, make_task
@@ -43,5 +43,8 @@ if find_spec("gymnasium"):
 def __getattr__(name: str):
     """What needs a simulator, torch or a file library is imported when it is first asked for."""
     if name in _LATE:
-        return getattr(import_module(_LATE[name]), name)
+        try:
+            return getattr(import_module(_LATE[name]), name)
+        except ModuleNotFoundError as error:
+            raise MissingDependency(f"bcppo.{name} needs the package '{error.name}', which is not installed.") from error
     raise AttributeError(f"module 'bcppo' has no attribute '{name}'")
