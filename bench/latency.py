@@ -43,13 +43,12 @@ def random_policy() -> dict[str, np.ndarray]:
 
 def write_files(folder: Path, run: Path | None) -> dict[str, Path]:
     """The policy in every format, from a run or random."""
-    from bcppo.deploy import FORMAT, FORMAT_VERSION, infer_network
+    from bcppo.deploy import FORMAT, FORMAT_VERSION, deterministic_part
     from bcppo.export import _write
     from bcppo.tensors import read_tensors
 
-    tensors = read_tensors(run / "policy.safetensors")[0] if run else random_policy()
-    tensors.pop("log_std", None)
-    network = infer_network(folder, tensors)
+    stored = read_tensors(run / "policy.safetensors")[0] if run else random_policy()
+    tensors, network = deterministic_part(folder, stored)
     metadata = {"format": FORMAT, "format_version": FORMAT_VERSION, "network": network}
     names = {"onnx": "policy.onnx", "numpy": "policy.safetensors", "torch": "policy_torch.safetensors"}
     return {kind: _write(kind, folder / name, tensors, metadata)[0] for kind, name in names.items()}

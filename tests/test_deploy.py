@@ -96,6 +96,20 @@ def test_every_kind_of_network_computes_what_it_says(suffix, normalizes, activat
     np.testing.assert_allclose([policy.act(row) for row in observations], expected, atol=1e-5)
 
 
+def test_a_squashed_run_policy_takes_the_mean_and_leaves_the_log_std(tmp_path):
+    rng = np.random.default_rng(0)
+    stored = {"weight0": rng.normal(size=(3, 5)), "bias0": rng.normal(size=5), "weight1": rng.normal(size=(5, 4)),
+              "bias1": rng.normal(size=4), "log_std_bounds": np.array([-20.0, 2.0]),
+              "low": np.array([-1.0, 0.0]), "high": np.array([1.0, 4.0])}  # fmt: skip
+    arrays = {name: array.astype(np.float32) for name, array in stored.items()}
+    write_tensors(tmp_path / "policy.safetensors", arrays, {"method": "wcsac", "config": '{"task": "goal1"}'})
+    x = rng.normal(size=3)
+    mean = (np.maximum(x @ stored["weight0"] + stored["bias0"], 0) @ stored["weight1"] + stored["bias1"])[:2]
+    # The middles of the two ranges are 0 and 2, half their widths 1 and 2.
+    expected = np.array([0, 2]) + np.array([1, 2]) * np.tanh(mean)
+    np.testing.assert_allclose(bcppo.load_policy(tmp_path / "policy.safetensors").act(x), expected, atol=1e-5)
+
+
 def test_an_action_is_an_array_of_its_own():
     policy = numpy_policy(tensors(), json.loads(describe()))
     first = policy.act(np.zeros(3))

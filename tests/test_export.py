@@ -120,9 +120,9 @@ def test_numpy_episodes_are_the_recorded_ones_to_the_bit(run, tmp_path):
 
 def test_an_export_whose_actions_differ_is_not_written(run, tmp_path, monkeypatch):
     def off(path):
-        tensors = dict(exporting._tensors(RunFolder(run)))
+        tensors, network = exporting._policy(RunFolder(run))
         tensors["bias2"] = tensors["bias2"] + np.float32(1e-4)
-        return numpy_policy(tensors, {"network": exporting.infer_network(path, tensors)})
+        return numpy_policy(tensors, {"network": network})
 
     monkeypatch.setattr(exporting, "load_policy", off)
     with pytest.raises(ExportMismatch, match="actions differs from the run's by"):

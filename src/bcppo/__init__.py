@@ -46,5 +46,6 @@ def __getattr__(name: str):
         try:
             return getattr(import_module(_LATE[name]), name)
         except ModuleNotFoundError as error:
-            raise MissingDependency(f"bcppo.{name} needs the package '{error.name}', which is not installed.") from error
+            sentence = f"bcppo.{name} needs the package '{error.name}', which is not installed."
+            raise MissingDependency(sentence) from error
     raise AttributeError(f"module 'bcppo' has no attribute '{name}'")

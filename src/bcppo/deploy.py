@@ -77,8 +77,7 @@ def load_policy(path: str | Path) -> DeployedPolicy:
         metadata = _metadata(path, notes["metadata"])
     else:
         metadata = _run_metadata(path, notes)
-        tensors.pop("log_std", None)  # for sampling only
-        metadata["network"] = infer_network(path, tensors)
+        tensors, metadata["network"] = deterministic_part(path, tensors)
     check_network(path, tensors, metadata)
     return numpy_policy(tensors, metadata)
 
@@ -125,14 +124,21 @@ def _run_metadata(path: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
         raise PolicyFileError(f"{path} holds no policy.") from error
 
 
-def infer_network(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The network of a run's policy file, from its tensors: tanh layers, the mean clipped (see NumpyPolicy)."""
+def deterministic_part(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[Tensors, dict[str, Any]]:
+    """(tensors, network) of a run's policy file without what only sampling needs; see NumpyPolicy for the two kinds."""
+    tensors = {name: np.ascontiguousarray(array, np.float32) for name, array in stored.items()}
+    squashes = tensors.pop("log_std_bounds", None) is not None
+    tensors.pop("log_std", None)
     layers = sum(name.startswith("weight") for name in tensors)
     weights = [tensors.get(f"weight{layer}") for layer in range(layers)]
-    if not weights or any(weight is None or weight.ndim != 2 for weight in weights):
+    if not weights or any(weight is None or weight.ndim != 2 for weight in weights) or "low" not in tensors:
         raise PolicyFileError(f"{path} holds no policy.")
-    sizes = [weights[0].shape[0], *(weight.shape[1] for weight in weights)]  # type: ignore[union-attr]
-    return {"sizes": sizes, "activation": "tanh", "output": "clip", "normalizes": "offset" in tensors}
+    if squashes:  # its last layer gives the mean and, after it, the log-std
+        for name in (f"weight{layers - 1}", f"bias{layers - 1}"):
+            tensors[name] = np.ascontiguousarray(tensors[name][..., : tensors["low"].size])
+    sizes = [tensors["weight0"].shape[0], *(tensors[f"weight{layer}"].shape[1] for layer in range(layers))]
+    kind = {"activation": "relu", "output": "squash"} if squashes else {"activation": "tanh", "output": "clip"}
+    return tensors, {"sizes": sizes, **kind, "normalizes": "offset" in tensors}
 
 
 def _sizes(network: Any) -> list[int] | None:
@@ -248,7 +254,8 @@ def _finisher(network: Mapping[str, Any], arrays: Tensors) -> Callable[[np.ndarr
     if network["output"] == "clip":
         return lambda mean: np.minimum(np.maximum(mean, low), high)
     centre, half = centre_and_half(low, high)
-    return lambda mean: np.tanh(mean) * half + centre
+    # Clipped, since rounding may carry it past a bound.
+    return lambda mean: np.minimum(np.maximum(np.tanh(mean) * half + centre, low), high)
 
 
 def centre_and_half(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

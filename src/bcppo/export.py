@@ -20,7 +20,7 @@ import numpy as np
 
 from bcppo import __version__
 from bcppo.config import RunConfig
-from bcppo.deploy import FORMAT, FORMAT_VERSION, Tensors, check_network, infer_network, load_policy
+from bcppo.deploy import FORMAT, FORMAT_VERSION, Tensors, check_network, deterministic_part, load_policy
 from bcppo.errors import BcppoError, MissingDependency, unknown_name
 from bcppo.evaluation import Episode, evaluate_policy
 from bcppo.policy import load_policy as load_run_policy
@@ -95,8 +95,8 @@ def export(
         raise BcppoError(f"A policy of format {kind} is a {suffix} file, but {target.name} was to be written.")
     env = make_environment(config, make_env)
     try:
-        tensors = _tensors(run)
-        metadata = describe(run, method, config, env, tensors, replay=replay)
+        tensors, network = _policy(run)
+        metadata = describe(run, method, config, env, network, replay=replay)
         check_network(run / "policy.safetensors", tensors, metadata)
         with tempfile.TemporaryDirectory() as scratch:
             draft = Path(scratch) / target.name
@@ -114,14 +114,13 @@ def _fill(part: Path, payload: bytes) -> None:
     part.write_bytes(payload)
 
 
-def _tensors(run: RunFolder) -> Tensors:
-    tensors, _ = read_tensors(run / "policy.safetensors")
-    tensors.pop("log_std", None)  # a deployed policy does not sample
-    return {name: np.ascontiguousarray(array, np.float32) for name, array in tensors.items()}
+def _policy(run: RunFolder) -> tuple[Tensors, dict[str, Any]]:
+    path = run / "policy.safetensors"
+    return deterministic_part(path, read_tensors(path)[0])
 
 
 def describe(
-    run: RunFolder, method: str, config: RunConfig, env: gymnasium.Env, tensors: Tensors, *, replay: bool
+    run: RunFolder, method: str, config: RunConfig, env: gymnasium.Env, network: dict[str, Any], *, replay: bool
 ) -> dict[str, Any]:
     """What a deployed policy says about itself."""
     provenance = read_json(run / "provenance.json")
@@ -139,7 +138,7 @@ def describe(
         "cost_limit_unit": "mean cost per step",
         "observation_space": _space(env.observation_space),
         "action_space": _space(env.action_space),
-        "network": infer_network(run / "policy.safetensors", tensors),
+        "network": network,
         "protocol": provenance.get("protocol", ""),
         "provenance_hash": _hash(run / "config.json", run / "provenance.json", run / "policy.safetensors"),
         "provenance": provenance,

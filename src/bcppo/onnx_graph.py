@@ -51,11 +51,10 @@ def build_model(tensors: Mapping[str, np.ndarray], metadata: str) -> Any:
         value = add("Gemm", value, f"weight{layer}", f"bias{layer}")
         if layer < len(sizes) - 2:
             value = add({"tanh": "Tanh", "relu": "Relu"}[network["activation"]], value)
-    if network["output"] == "clip":
-        value = add("Min", add("Max", value, "low"), "high")
-    else:
+    if network["output"] == "squash":
         constants["centre"], constants["half"] = centre_and_half(tensors["low"], tensors["high"])
         value = add("Add", add("Mul", add("Tanh", value), "half"), "centre")
+    add("Min", add("Max", value, "low"), "high")
     nodes[-1].output[0] = "action"
     float32 = onnx.TensorProto.FLOAT
     graph = helper.make_graph(

@@ -44,8 +44,8 @@ class Policy(nn.Module):
             self.register_buffer(name, torch.zeros(size))
 
     def forward(self, observation):
-{normalize}        mean = self.layers(observation)
-        return {output}
+{normalize}        action = {output}
+        return torch.minimum(torch.maximum(action, self.low), self.high)
 
 
 def load(path=WEIGHTS):
@@ -63,8 +63,8 @@ _NORMALIZE = """        observation = (observation - self.offset) / self.scale
         observation = torch.minimum(torch.maximum(observation, -self.bound), self.bound)
 """
 _OUTPUTS = {
-    "clip": "torch.minimum(torch.maximum(mean, self.low), self.high)",
-    "squash": "torch.tanh(mean) * ((self.high - self.low) / 2) + (self.low + self.high) / 2",
+    "clip": "self.layers(observation)",
+    "squash": "torch.tanh(self.layers(observation)) * ((self.high - self.low) / 2) + (self.low + self.high) / 2",
 }
 
 
