@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAPER_LABELS = (
     "eq:cvar_general", "eq:bachelier", "eq:mu", "eq:sigma", "eq:strike", "eq:bachelier_penalty",
-    "eq:bachelier_simplified", "eq:effective_beta", "eq:td_target", "eq:critic_loss", "eq:hybrid_advantage", "eq:ppo_loss", "eq:pid",
-    "eq:cost_wrapper", "alg:bcppo",
+    "eq:bachelier_simplified", "eq:effective_beta", "eq:td_target", "eq:critic_loss", "eq:hybrid_advantage",
+    "eq:ppo_loss", "eq:pid", "eq:cost_wrapper", "alg:bcppo",
 )  # fmt: skip
 
 
