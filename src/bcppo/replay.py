@@ -76,4 +76,6 @@ def _other_stack(run: RunFolder) -> str:
             continue
         if versions.get(name) not in (None, "", here):
             differ.append(f"{name} {versions[name]} then, {here} now")
-    return f" ({'; '.join(differ)}: replay it on the stack it was made on)" if differ else ""
+    if differ:
+        return f" ({'; '.join(differ)}: replay it on the stack it was made on)"
+    return " (with the same versions: the file was changed, or this is another kind of CPU, which rounds differently)"
