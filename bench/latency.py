@@ -44,7 +44,7 @@ def random_policy() -> dict[str, np.ndarray]:
 def write_files(folder: Path, run: Path | None) -> dict[str, Path]:
     """The policy in every format, from a run or random."""
     from bcppo.deploy import FORMAT, FORMAT_VERSION, deterministic_part
-    from bcppo.export import _write
+    from bcppo.exporting import _write
     from bcppo.tensors import read_tensors
 
     stored = read_tensors(run / "policy.safetensors")[0] if run else random_policy()

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import bcppo
-from bcppo import export as exporting
+from bcppo import exporting
 from bcppo.algorithms import CONFIGS
 from bcppo.cli import main
 from bcppo.deploy import numpy_policy
 from bcppo.errors import BcppoError, ConfigError
-from bcppo.export import ExportMismatch, export
+from bcppo.exporting import ExportMismatch, export
 from bcppo.policy import load_policy as load_run_policy
 from bcppo.records import RunFolder
 from bcppo.replay import ReplayMismatch

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bcppo
-from bcppo.export import export
+from bcppo.exporting import export
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,7 +25,7 @@ _LATE = {
     "TASKS": "bcppo.tasks",
     "Task": "bcppo.tasks",
     "evaluate": "bcppo.evaluation",
-    "export": "bcppo.export",
+    "export": "bcppo.exporting",
     "load_policy": "bcppo.deploy",
     "make_config": "bcppo.run",
     "make_task": "bcppo.tasks",

@@ -216,7 +216,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 def _export(arguments: list[str]) -> None:
     options = tyro.cli(_Export, args=arguments, prog="bcppo export")
-    from bcppo.export import export
+    from bcppo.exporting import export
 
     done = export(options.folder, kind=options.format, out=options.out, replay=options.replay)
     print(f"{done.path}: {done.path.stat().st_size:,} bytes; {done.summary}")
