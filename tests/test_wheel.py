@@ -52,10 +52,10 @@ def test_a_policy_loads_without_torch_gymnasium_or_mujoco(wheel, tmp_path):
     settings = {"rollout": 64, "minibatch": 32, "epochs": 1, "eval_episodes": 1, "tensorboard": False}
     bcppo.train(task="tiny_cmdp:make", cost_limit_rate=0.5, steps=64, out=tmp_path / "run", **settings)
     path = export(tmp_path / "run", kind="numpy").path
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "numpy", "safetensors")
-    run(python, "-m", "pip", "install", "-q", "--no-deps", wheel)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
+    run(*pip, "numpy", "safetensors", wheel)
     code = (
         "import importlib.util as u, bcppo\n"
         "assert not any(u.find_spec(name) for name in ('torch', 'gymnasium', 'mujoco', 'scipy', 'polars'))\n"
