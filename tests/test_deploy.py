@@ -204,7 +204,7 @@ def test_a_pickle_under_another_name_is_refused_and_not_run(suffix, protocol, tm
 def test_a_torch_archive_under_another_name_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"a": 1}, tmp_path / "p.onnx")
-    refused(tmp_path / "p.onnx", "a pickle or an archive under another name")
+    refused(tmp_path / "p.onnx", "a pickled object or an archive under another name")
 
 
 def changed(name: str, array: np.ndarray | None) -> dict[str, np.ndarray]:

@@ -97,7 +97,7 @@ def _refuse_by_its_looks(path: Path) -> None:
     if size > MAX_FILE_BYTES:
         raise PolicyFileError(f"{path} was not loaded: its {size:,} bytes are more than a policy can need.")
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05") or head == b"PK\x03\x04":
-        raise PolicyFileError(f"{path} was not loaded: it is a pickle or an archive under another name.")
+        raise PolicyFileError(f"{path} was not loaded: it is a pickled object or an archive under another name.")
 
 
 def _metadata(path: Path, text: Any) -> dict[str, Any]:
