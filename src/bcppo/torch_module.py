@@ -1,7 +1,7 @@
 """A policy for PyTorch users who do not have this library: a state dict, and the source of the module it fits.
 
 PyTorch's own containers (TorchScript, torch.export) are archives with pickles in them. Weights as safetensors beside a
-page of plain source hold nothing to unpickle, can be read before they are run, and do not depend on a release of PyTorch.
+page of plain source hold nothing to unpickle, can be read before they are run, and do not depend on one release.
 """
 
 from __future__ import annotations
