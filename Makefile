@@ -27,10 +27,10 @@ OUT := $(OUT)
 ARGS ?=
 BUNDLE ?= dist/bundle
 NODE_PYTHON ?= 3.12
-BENCHES ?= $(wildcard bench/simulators.py bench/training.py)
+BENCHES ?= $(wildcard bench/simulators.py bench/training.py bench/latency.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train study-smoke test test-full check lint types imports bench bundle clean preflight
+.PHONY: help setup train study-smoke test test-full check lint types imports bench bundle docs clean preflight
 
 help: ## list the targets
 	@echo "bcppo: make TARGET [STACK=paper|modern] [PYTHON=python3.11]"
@@ -80,8 +80,12 @@ bench: $(READY) ## run the benchmarks one after another (BENCHES= picks, ARGS= g
 bundle: $(READY) ## pack what a GPU node without a network needs (NODE_PYTHON=3.12, BUNDLE= names the folder)
 	@scripts/bundle.sh $(BIN)/python $(BUNDLE) $(NODE_PYTHON)
 
+docs: $(READY) ## build the documentation into docs/_build/html; a warning is an error
+	@echo "==> Building the documentation."
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 clean: ## remove environments, builds and caches; run folders stay
-	rm -rf .venv-paper .venv-modern build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv-paper .venv-modern build dist docs/_build src/*.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .import_linter_cache
 	find src -name '_kernel*.so' -delete
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -21,6 +21,8 @@ USAGE = """usage: bcppo COMMAND …
   fleet      train many runs at once               bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
   study      list, run or look at a study          bcppo study run smoke --out runs/smoke
+  export     write its policy for another runtime  bcppo export runs/first --format onnx
+  play       film one of its evaluation episodes   bcppo play runs/first --video worst.mp4
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -93,14 +95,44 @@ class _Fleet:
     """Print nothing while training."""
 
 
+@dataclass(frozen=True)
+class _Export:
+    """Write the policy a run left as one file for another runtime, once it has been seen to act the same."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    format: str = "onnx"
+    """onnx, numpy (safetensors) or torch (safetensors and the source of a module)."""
+    out: Path | None = None
+    """The file to write; in the run's folder where none is given."""
+    replay: bool = True
+    """Compare on the recorded evaluation episodes; off, on random observations only."""
+
+
+@dataclass(frozen=True)
+class _Play:
+    """Film one evaluation episode of a run, with its cost, limit and boundary hits in the picture."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    video: Path
+    """The film to write: .mp4 or .gif."""
+    episode: str = "worst"
+    """worst (highest cost), best (highest return within the limit), or an episode's reset seed."""
+    every: int = 1
+    """Show every so many steps: 4 makes a film a quarter as long."""
+    size: int = 480
+    """Width and height of the picture, in pixels, of the tasks that can draw any size."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
-        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study,
-        "tasks": _tasks, "methods": _methods,
+        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study, "export": _export,
+        "play": _play, "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -239,6 +271,22 @@ def _study(arguments: list[str]) -> None:
     from bcppo.study.commands import study
 
     study(arguments)
+
+
+def _export(arguments: list[str]) -> None:
+    options = tyro.cli(_Export, args=arguments, prog="bcppo export")
+    from bcppo.exporting import export
+
+    done = export(options.folder, kind=options.format, out=options.out, replay=options.replay)
+    print(f"{done.path}: {done.path.stat().st_size:,} bytes; {done.summary}")
+
+
+def _play(arguments: list[str]) -> None:
+    options = tyro.cli(_Play, args=arguments, prog="bcppo play")
+    from bcppo.play import play
+
+    film = play(options.folder, options.video, episode=options.episode, every=options.every, size=options.size)
+    print(f"{film.path}: {film.summary}")
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:

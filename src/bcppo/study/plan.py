@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bcppo.algorithms import CONFIGS
-from bcppo.config import RunConfig, from_json, paper_preset, protocol_id, to_json
+from bcppo.config import RunConfig, from_json, protocol_id, to_json
 from bcppo.errors import BcppoError, ConfigError, unknown_name
 from bcppo.records import read_json
+from bcppo.settings import paper_preset
 
 FORMAT = 1
 """Version of study.json's layout."""
