@@ -19,6 +19,7 @@ USAGE = """usage: bcppo COMMAND …
   train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume     go on with an interrupted run         bcppo resume runs/first
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
+  diagnose   the paper's diagnostics of runs       bcppo diagnose calibration runs/* --out diagnostics
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -65,12 +66,30 @@ class _Resume:
     """Print nothing while training."""
 
 
+@dataclass(frozen=True)
+class _Diagnose:
+    """Run one of the paper's diagnostics over runs, or all: multiplier, diversity, calibration, coverage, target-noise,
+    intervention, latency, theory."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """The diagnostic, or 'all'."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, or folders of run folders."""
+    out: Path
+    """Folder for rows, tables and plots; each diagnostic gets a folder in it."""
+    device: str = "cpu"
+    """Where critics are retrained: cpu or cuda."""
+    jobs: int = 1
+    """Of 'all': diagnostics to run at a time, each in a process of its own."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {"train": _train, "resume": _resume, "evaluate": _evaluate, "tasks": _tasks, "methods": _methods}
+    commands |= {"diagnose": _diagnose}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -179,6 +198,13 @@ def _evaluate(arguments: list[str]) -> None:
         import polars
 
         polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _diagnose(arguments: list[str]) -> None:
+    options = tyro.cli(_Diagnose, args=arguments, prog="bcppo diagnose")
+    from bcppo.diagnostics.drive import diagnose
+
+    print(diagnose(options.name, options.runs, options.out, device=options.device, jobs=options.jobs))
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:
