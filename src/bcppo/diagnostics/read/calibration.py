@@ -12,7 +12,7 @@ from bcppo.diagnostics.store import Columns, Measured, NotEligible, groups
 LABELS = {
     "hit_auc": "boundary-hit AUC",
     "cost_rho": "Spearman(σ, step cost)",
-    "error_rho": "Spearman(σ, |MC error|)",
+    "error_rho": "Spearman(σ, abs. MC error)",
     "error_auc": "top-10 % error AUC",
     "action_auc": "perturbed-action AUC",
 }
