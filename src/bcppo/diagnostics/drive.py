@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bcppo.diagnostics import SUMMARIES
 from bcppo.diagnostics.report import write_report
-from bcppo.diagnostics.store import find_runs, load, save
+from bcppo.diagnostics.runs import find_runs
+from bcppo.diagnostics.store import load, save
 from bcppo.errors import BcppoError, unknown_name
 
 ALL = "all"

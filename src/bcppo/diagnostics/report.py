@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +59,24 @@ class Report:
 def write_report(folder: Path, report: Report, measured: Measured) -> str:
     """Write report.md and the plots; returns the text."""
     text = report.markdown(measured.not_eligible)
-    write_atomically(folder / "report.md", lambda part: part.write_text(text) and None)
+    write_atomically(folder / "report.md", partial(_write_text, text=text))
     for drawing in report.drawings:
         _write_drawing(folder, drawing)
     return text
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 def _write_drawing(folder: Path, drawing: Drawing) -> None:
     import polars
     from matplotlib import pyplot
 
-    for kind in ("png", "pdf"):
-        stamp = {"CreationDate": None} if kind == "pdf" else None  # equal rows are equal bytes
-        write_atomically(
-            folder / f"{drawing.name}.{kind}",
-            lambda part, kind=kind, stamp=stamp: drawing.figure.savefig(part, format=kind, dpi=150, metadata=stamp),
-        )
-    table = polars.DataFrame(drawing.rows, strict=False)
-    write_atomically(folder / f"{drawing.name}.csv", lambda part: table.write_csv(part))
+    for kind, stamp in (("png", {}), ("pdf", {"CreationDate": None})):  # equal rows are equal bytes
+        save = partial(drawing.figure.savefig, format=kind, dpi=150, metadata=stamp)
+        write_atomically(folder / f"{drawing.name}.{kind}", save)
+    write_atomically(folder / f"{drawing.name}.csv", polars.DataFrame(drawing.rows, strict=False).write_csv)
     pyplot.close(drawing.figure)
 
 
@@ -100,11 +102,13 @@ def panels(count: int, width: float = 4.2, height: float = 3.4, columns: int = 4
     return figure, flat[:count]
 
 
-def dots_by_task(axis: Any, tasks: Sequence[str], values: Sequence[float], label: str, level: float | None = None) -> None:
+def dots_by_task(
+    axis: Any, tasks: Sequence[str], values: Sequence[float], label: str, level: float | None = None
+) -> None:
     """One dot a policy over its task, the tasks' means as bars, and a reference level."""
     names = sorted(set(tasks))
     for position, name in enumerate(names):
-        own = [value for task, value in zip(tasks, values) if task == name and value == value]
+        own = [value for task, value in zip(tasks, values) if task == name and math.isfinite(value)]
         if not own:
             axis.text(position, 0.02, "not\neligible", ha="center", transform=axis.get_xaxis_transform(), fontsize=7)
             continue

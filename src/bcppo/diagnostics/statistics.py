@@ -18,12 +18,12 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    count: int
+    policies: int
 
     def __str__(self) -> str:
-        if self.count == 0:
+        if self.policies == 0:
             return "–"
-        if self.count == 1:
+        if self.policies == 1:
             return f"{self.mean:.3g} (1 policy: no interval)"
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
@@ -38,26 +38,26 @@ class Interval(NamedTuple):
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Spearman's rank correlation; NaN where one of the two is constant."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    first, second = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if first.size < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
-    return float(stats.spearmanr(x, y).statistic)
+    return float(stats.spearmanr(first, second).statistic)
 
 
 def auc(score: ArrayLike, positive: ArrayLike) -> float:
     """P(score of a positive > score of a negative) + ½ P(equal): the Mann-Whitney statistic; NaN for one class only."""
-    score, positive = np.asarray(score, np.float64), np.asarray(positive, bool)
-    positives, negatives = int(positive.sum()), int((~positive).sum())
+    chosen = np.asarray(positive, bool)
+    positives, negatives = int(chosen.sum()), int((~chosen).sum())
     if not positives or not negatives:
         return float("nan")
-    ranks = stats.rankdata(score)
-    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    ranks = stats.rankdata(np.asarray(score, np.float64))
+    return float((ranks[chosen].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def upper_share(values: ArrayLike, share: float) -> NDArray[np.bool_]:
     """Which values are among the largest `share` of them: those above the (1 − share) quantile."""
-    values = np.asarray(values, np.float64)
-    return values > np.quantile(values, 1.0 - share)
+    numbers = np.asarray(values, np.float64)
+    return numbers > np.quantile(numbers, 1.0 - share)
 
 
 def partial_rank_correlation(x: ArrayLike, y: ArrayLike, given: ArrayLike) -> float:
@@ -90,17 +90,18 @@ def _correlations(x: ArrayLike, y: ArrayLike, given: ArrayLike) -> tuple[float, 
 
 def bootstrap_mean(values: ArrayLike, seed: int = BOOTSTRAP_SEED) -> Interval:
     """The mean of one number a policy, and a seeded percentile bootstrap that resamples policies. NaNs do not count."""
-    values = np.asarray(values, np.float64)
-    values = values[np.isfinite(values)]
-    if values.size < 2:
-        return Interval(float(values.mean()) if values.size else float("nan"), float("nan"), float("nan"), values.size)
-    if np.ptp(values) == 0:
-        return Interval(float(values[0]), float(values[0]), float(values[0]), values.size)
+    numbers = np.asarray(values, np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    if numbers.size < 2:
+        mean = float(numbers.mean()) if numbers.size else float("nan")
+        return Interval(mean, float("nan"), float("nan"), numbers.size)
+    if np.ptp(numbers) == 0:
+        return Interval(float(numbers[0]), float(numbers[0]), float(numbers[0]), numbers.size)
     result = stats.bootstrap(
-        (values,), np.mean, n_resamples=BOOTSTRAP_DRAWS, method="percentile", random_state=np.random.default_rng(seed)
+        (numbers,), np.mean, n_resamples=BOOTSTRAP_DRAWS, method="percentile", random_state=np.random.default_rng(seed)
     )
     low, high = result.confidence_interval
-    return Interval(float(values.mean()), float(low), float(high), values.size)
+    return Interval(float(numbers.mean()), float(low), float(high), numbers.size)
 
 
 def mean_pairwise_correlation(predictions: NDArray[np.floating]) -> float:

@@ -9,7 +9,8 @@ import torch
 
 from bcppo.diagnostics.measure.checkpoints import Restored, restore_ensembles
 from bcppo.diagnostics.measure.transitions import evaluation_transitions, perturbed
-from bcppo.diagnostics.store import Columns, Found, Measured, join, runs_table
+from bcppo.diagnostics.runs import Found, runs_table
+from bcppo.diagnostics.store import Columns, Measured, join
 from bcppo.math.bachelier import disagreement, mean_prediction
 
 NOISE_SEED = 0

@@ -11,7 +11,8 @@ import torch
 
 from bcppo.algorithms import METHODS
 from bcppo.config import PPOConfig
-from bcppo.diagnostics.store import Found, NotEligible
+from bcppo.diagnostics.runs import Found
+from bcppo.diagnostics.store import NotEligible
 from bcppo.errors import BcppoError
 from bcppo.policy import NumpyPolicy
 from bcppo.rollout import MakeEnv

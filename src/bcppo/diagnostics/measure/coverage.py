@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import torch
 from bcppo.diagnostics.measure.checkpoints import Restored, restore_ensembles
 from bcppo.diagnostics.measure.retrain import Fit, Policy, Retrained, Schedule, retrain
 from bcppo.diagnostics.measure.transitions import Transitions, evaluation_transitions
-from bcppo.diagnostics.store import Columns, Found, Measured, NotEligible, join, runs_table
+from bcppo.diagnostics.runs import Found, runs_table
+from bcppo.diagnostics.store import Columns, Measured, NotEligible, join
 from bcppo.math.bachelier import disagreement, mean_prediction, reference_level, strike
 from bcppo.math.gae import td_target
 
@@ -33,7 +34,9 @@ class Condition(NamedTuple):
     noise: float = 0.0  # of the targets, in stds of the clean ones
 
 
-CONDITIONS = [Condition(score, kind, target) for score in SCORES for target in TARGETS for kind in ("removal", "control")]
+CONDITIONS = [
+    Condition(score, kind, target) for score in SCORES for target in TARGETS for kind in ("removal", "control")
+]
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,22 @@ class Prepared:
 
 
 def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
-    return measure_conditions(runs, CONDITIONS, "coverage", device)
+    return measure_conditions(runs, CONDITIONS, "coverage", device=device)
 
 
 def measure_conditions(
     runs: Sequence[Found],
     conditions: Sequence[Condition],
     statistic: str,
+    *,
     device: str,
     schedule: Schedule | None = None,
+    train: Callable[[Sequence[Policy], Sequence[Fit], Schedule, str], Retrained] = retrain,
 ) -> Measured:
-    """Rows of held-out transitions under every policy × condition; all critics are trained in one stack."""
+    """Rows of held-out transitions under every policy × condition; all critics are trained in one stack.
+
+    `train` may do so elsewhere: it gets arrays and hands arrays back.
+    """
     restored, not_eligible = restore_ensembles(runs, statistic)
     prepared = []
     for index, checkpoint in restored:
@@ -75,7 +83,7 @@ def measure_conditions(
         return Measured(tables, not_eligible)
     schedule = schedule or Schedule(members=prepared[0].checkpoint.config.members)
     fits = [make_fit(place, one, condition) for place, one in enumerate(prepared) for condition in conditions]
-    result = retrain([one.policy for one in prepared], fits, schedule, device)
+    result = train([one.policy for one in prepared], fits, schedule, device)
     labels = [(one, condition) for one in prepared for condition in conditions]
     tables["held_out"] = join([held_out_rows(*label, result.predictions[i]) for i, label in enumerate(labels)])
     tables["curves"] = _curve_rows(labels, result)

@@ -8,7 +8,8 @@ import numpy as np
 
 from bcppo.diagnostics.measure.checkpoints import restore_ensembles
 from bcppo.diagnostics.measure.transitions import evaluation_transitions, thinned
-from bcppo.diagnostics.store import Found, Measured, NotEligible, runs_table
+from bcppo.diagnostics.runs import Found, runs_table
+from bcppo.diagnostics.store import Measured, NotEligible
 
 PROBES = 2000
 """Evaluation transitions, evenly thinned, at which members are compared."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from bcppo.algorithms.batch import Batch
 from bcppo.diagnostics.measure.actor import collect_rollouts, make_batch, parameter_difference, take, update_actor
 from bcppo.diagnostics.measure.checkpoints import Restored, restore_ensembles
-from bcppo.diagnostics.store import Columns, Found, Measured, NotEligible, join, runs_table
+from bcppo.diagnostics.runs import Found, runs_table
+from bcppo.diagnostics.store import Columns, Measured, NotEligible, join
 from bcppo.math.bachelier import disagreement, excess_factor, mean_prediction, reference_level
 from bcppo.math.surrogate import gaussian_log_prob
 
@@ -37,12 +38,18 @@ def measure_with(runs: Sequence[Found], rollouts: int = ROLLOUTS, steps: int = S
         for name, rows in intervene(checkpoint, rollouts, steps).items():
             parts[name].append({"run": np.full(len(rows["rollout"]), index), **rows})
     tables = {"runs": runs_table(runs), **{name: join(own) for name, own in parts.items()}}
-    settings = {"rollouts": rollouts, "steps": steps, "update_share": UPDATE_SHARE, "candidates": CANDIDATES, "seed": SEED}
+    settings = {
+        "rollouts": rollouts,
+        "steps": steps,
+        "update_share": UPDATE_SHARE,
+        "candidates": CANDIDATES,
+        "seed": SEED,
+    }
     return Measured(tables, not_eligible, settings)
 
 
 def intervene(checkpoint: Restored, rollouts: int, steps: int) -> dict[str, Columns]:
-    """All rollouts of a checkpoint as one stack: run 3k is the treatment of rollout k, 3k + 1 and 3k + 2 its controls."""
+    """All rollouts of a checkpoint as one stack: run 3k treats rollout k, runs 3k + 1 and 3k + 2 are its controls."""
     collected = collect_rollouts(checkpoint, rollouts, steps, SEED)
     batch = make_batch(checkpoint, [rollout for rollout in collected for _ in range(3)])
     off = replace(checkpoint.config, beta=0.0)
@@ -50,7 +57,9 @@ def intervene(checkpoint: Restored, rollouts: int, steps: int) -> dict[str, Colu
     learner = checkpoint.copies([checkpoint.config, off, off] * rollouts, seeds)
     random = np.random.default_rng([SEED, checkpoint.config.seed])
     update_rows, held_out_rows = _split(random, rollouts, steps)
-    candidates = _sample(learner, take(batch.observation, held_out_rows), _noise(random, rollouts, held_out_rows, learner))
+    candidates = _sample(
+        learner, take(batch.observation, held_out_rows), _noise(random, rollouts, held_out_rows, learner)
+    )
     before = _frozen(learner)
     update_actor(learner, batch, update_rows)
     if _frozen(learner) != before:

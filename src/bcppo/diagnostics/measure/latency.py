@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from bcppo.diagnostics.measure.checkpoints import Restored, restore
-from bcppo.diagnostics.store import Columns, Found, Measured, NotEligible, join, runs_table
+from bcppo.diagnostics.runs import Found, runs_table
+from bcppo.diagnostics.store import Columns, Measured, NotEligible, join
 from bcppo.errors import BcppoError
 from bcppo.math.bachelier import disagreement, mean_prediction
 
@@ -83,7 +84,10 @@ def runtimes(checkpoint: Restored) -> tuple[dict[tuple[str, bool], Callable[[], 
 def _torch_policy(checkpoint: Restored, observation: np.ndarray) -> Callable[[], torch.Tensor] | None:
     if "offset" in checkpoint.policy.weights:
         return None
-    policy, low, high = checkpoint.learner.policy, *map(torch.from_numpy, (checkpoint.policy.low, checkpoint.policy.high))
+    policy, low, high = (
+        checkpoint.learner.policy,
+        *map(torch.from_numpy, (checkpoint.policy.low, checkpoint.policy.high)),
+    )
 
     def act() -> torch.Tensor:
         with torch.no_grad():

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bcppo.diagnostics.store import Found, Measured, NotEligible, join, runs_table
+from bcppo.diagnostics.runs import Found, runs_table
+from bcppo.diagnostics.store import Measured, NotEligible, join
 from bcppo.errors import BcppoError
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bcppo.diagnostics.measure.coverage import SCORES, Condition, measure_conditions
-from bcppo.diagnostics.store import Found, Measured
+from bcppo.diagnostics.runs import Found
+from bcppo.diagnostics.store import Measured
 
 NOISE_LEVELS = (0.0, 0.25, 0.5, 1.0)
 """Std of the noise, in stds of the clean targets. 1.0 is the primary one, fixed before analysis."""
@@ -22,4 +23,4 @@ CONDITIONS = [
 
 
 def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
-    return measure_conditions(runs, CONDITIONS, "target noise", device)
+    return measure_conditions(runs, CONDITIONS, "target noise", device=device)

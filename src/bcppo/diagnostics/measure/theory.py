@@ -16,8 +16,9 @@ from bcppo.diagnostics.measure.coverage import Condition, make_fit, prepare
 from bcppo.diagnostics.measure.idealized import concentration, correlated_spread, score_estimators
 from bcppo.diagnostics.measure.retrain import Schedule, retrain
 from bcppo.diagnostics.measure.transitions import evaluation_transitions, perturbed, thinned
+from bcppo.diagnostics.runs import Found, runs_table
 from bcppo.diagnostics.statistics import mean_pairwise_correlation
-from bcppo.diagnostics.store import Columns, Found, Measured, NotEligible, join, runs_table
+from bcppo.diagnostics.store import Columns, Measured, NotEligible, join
 from bcppo.math.bachelier import (
     call,
     disagreement,
@@ -59,11 +60,11 @@ def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
     tables["correlated"] = correlated_spread(random)
     tables["members"] = {}
     for index, checkpoint in restored:
-        rows = members_rows(index, checkpoint, device)
-        if isinstance(rows, str):
-            not_eligible.append(NotEligible(checkpoint.found.name, "subsampled ensemble", rows))
+        subsets = members_rows(index, checkpoint, device)
+        if isinstance(subsets, str):
+            not_eligible.append(NotEligible(checkpoint.found.name, "subsampled ensemble", subsets))
             continue
-        tables["members"] = rows
+        tables["members"] = subsets
         break
     return Measured(tables, not_eligible, {"probes": PROBES, "seed": SEED})
 
@@ -137,7 +138,9 @@ def propagation_rows(config: BCPPOConfig, members: torch.Tensor) -> Columns:
     seen = spread[0] > 0
     members, mean, spread = members[..., seen], mean[..., seen], spread[..., seen]
     before = _priced(members, c0)
-    rows: dict[str, list] = {name: [] for name in ("perturbed", "size", "measured", "predicted", "largest_gap", "penalty")}
+    rows: dict[str, list] = {
+        name: [] for name in ("perturbed", "size", "measured", "predicted", "largest_gap", "penalty")
+    }
     for size in (0.01, 0.1, 1.0):
         shifted = members + size * mean.abs().unsqueeze(1)
         stretched = mean.unsqueeze(1) + (1.0 + size) * (members - mean.unsqueeze(1))
@@ -146,9 +149,10 @@ def propagation_rows(config: BCPPOConfig, members: torch.Tensor) -> Columns:
             ("spread", stretched, excess_factor(c0) * size * spread),
         ):
             change = _priced(moved, c0) - before
-            values = (kind, size, change.mean(), predicted.mean(), (change - predicted).abs().max(), before.mean())
-            for name, value in zip(rows, values):
-                rows[name].append(value if isinstance(value, str) else float(value))
+            gap = (change - predicted).abs().max()
+            numbers = [float(x) for x in (change.mean(), predicted.mean(), gap, before.mean())]
+            for name, value in zip(rows, (kind, size, *numbers)):
+                rows[name].append(value)
     return rows
 
 
@@ -169,7 +173,9 @@ def replay(costs: Sequence[float], config: BCPPOConfig, anti_windup: bool) -> Co
         config.proportional_gain, config.integral_gain, config.derivative_gain, config.multiplier_max, anti_windup
     )
     state = pid_start(1)
-    rows: dict[str, list] = {name: [] for name in ("update", "anti_windup", "integral", "multiplier", "outward", "grew")}
+    rows: dict[str, list] = {
+        name: [] for name in ("update", "anti_windup", "integral", "multiplier", "outward", "grew")
+    }
     for update, cost in enumerate(costs, start=1):
         before = state
         state, terms = pid_step(state, torch.tensor([cost], dtype=torch.float64), config.limit_rate, gains)

@@ -57,7 +57,7 @@ def read(measured: Measured) -> Report:
     rows: list[tuple] = [("transitions / episodes / policies", sizes, "223,607 / 300 / 15")]
     for name, label in LABELS.items():
         interval = bootstrap_mean(table[name])
-        some = f" ({interval.count}/{count})" if interval.count < count else ""
+        some = f" ({interval.policies}/{count})" if interval.policies < count else ""
         rows.append((label, f"{interval}{some}", CALIBRATION[name]))
     report.tables.append(Table("Over policies", ("statistic", "ours [95 %]", "paper (1M steps)"), rows))
     report.tables.append(_by_task(table))
@@ -93,7 +93,10 @@ def _by_task(table: Columns) -> Table:
     for task in sorted(set(table["task"])):
         own = [i for i, name in enumerate(table["task"]) if name == task]
         ours = [str(sum(table["hits"][i] for i in own))]
-        ours += [_mean_std([table[name][i] for i in own], name == "hit_auc") for name in ("hit_auc", "error_rho", "action_auc")]
+        ours += [
+            _mean_std([table[name][i] for i in own], name == "hit_auc")
+            for name in ("hit_auc", "error_rho", "action_auc")
+        ]
         rows.append((task, *ours))
         rows.append((f"{task}, paper", *CALIBRATION_TASKS.get(task, ("–",) * 4)))
     note = "Mean ± sample standard deviation over policies."

@@ -36,7 +36,12 @@ def differences(measured: Measured) -> Columns:
         if kind != "control":
             continue
         removal = fits[run, score, "removal", target, noise]
-        values = {"run": measured.runs[run]["name"], "task": measured.runs[run]["task"], "score": score, "target": target}
+        values = {
+            "run": measured.runs[run]["name"],
+            "task": measured.runs[run]["task"],
+            "score": score,
+            "target": target,
+        }
         for name in STATISTICS:
             values |= {f"control_{name}": control[name], f"removal_{name}": removal[name]}
             values[f"delta_{name}"] = removal[name] - control[name]
@@ -70,11 +75,25 @@ def _main(table: Columns) -> Table:
             continue
         change = {name: [table[f"delta_{name}"][i] for i in own] for name in STATISTICS}
         ood, error, hit = (bootstrap_mean(change[name]) for name in STATISTICS)
-        levels = " → ".join(f"{np.nanmean([table[f'{kind}_ood_auc'][i] for i in own]):.3f}" for kind in ("control", "removal"))
+        levels = " → ".join(
+            f"{np.nanmean([table[f'{kind}_ood_auc'][i] for i in own]):.3f}" for kind in ("control", "removal")
+        )
         positive = sum(value > 0 for value in change["ood_auc"])
-        ours = (f"{ood}", f"{error}", levels, f"{positive}/{len(own)}", f"{hit} ({hit.count}/{len(own)})")
-        rows += [(score, target.upper(), "ours", *ours), (score, target.upper(), "paper", *paper, "–", "inconclusive (6/15)")]
-    header = ("score", "target", "", "Δ OOD AUC", "Δ ρ_err", "OOD AUC, control → removal", "Δ OOD AUC > 0", "Δ boundary AUC")
+        ours = (f"{ood}", f"{error}", levels, f"{positive}/{len(own)}", f"{hit} ({hit.policies}/{len(own)})")
+        rows += [
+            (score, target.upper(), "ours", *ours),
+            (score, target.upper(), "paper", *paper, "–", "inconclusive (6/15)"),
+        ]
+    header = (
+        "score",
+        "target",
+        "",
+        "Δ OOD AUC",
+        "Δ ρ_err",
+        "OOD AUC, control → removal",
+        "Δ OOD AUC > 0",
+        "Δ boundary AUC",
+    )
     return Table("Structured removal minus matched control", header, rows, "Brackets: 95 % bootstrap over policies.")
 
 
@@ -85,7 +104,9 @@ def _by_task(table: Columns) -> Table:
             own = where(table, task=task, score=score, target=target)
             if own:
                 change = [table["delta_ood_auc"][i] for i in own]
-                rows.append((task, score, target.upper(), bootstrap_mean(change), f"{sum(c > 0 for c in change)}/{len(own)}"))
+                rows.append(
+                    (task, score, target.upper(), bootstrap_mean(change), f"{sum(c > 0 for c in change)}/{len(own)}")
+                )
     return Table("By task", ("task", "score", "target", "Δ OOD AUC", "Δ > 0"), rows)
 
 
@@ -96,7 +117,9 @@ def _exceedance(table: Columns, measured: Measured) -> Table:
     for score, target in COVERAGE:
         own = where(table, score=score, target=target)
         if own:
-            shares = [np.mean([table[f"{kind}_exceedance"][i] for i in own]) / members for kind in ("control", "removal")]
+            shares = [
+                np.mean([table[f"{kind}_exceedance"][i] for i in own]) / members for kind in ("control", "removal")
+            ]
             rows.append((score, target.upper(), *(f"{share:.3f}" for share in shares)))
     note = "At the default strike Cantelli's bound is 0.237 and the Gaussian value 0.036."
     return Table("Members at or above the strike", ("score", "target", "control", "removal"), rows, note)

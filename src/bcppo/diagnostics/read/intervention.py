@@ -70,7 +70,7 @@ def read(measured: Measured) -> Report:
     table, pairs = per_checkpoint(measured), measured.table("pairs")
     report = Report("Paired actor-update intervention")
     intervals = {name: bootstrap_mean(table[name]) for name in LABELS}
-    rows = []
+    rows: list[tuple] = []
     for name, label in LABELS.items():
         negative = f"{sum(value < 0 for value in table[name])}/{len(table[name])} negative"
         rows.append((label, intervals[name], negative, *INTERVENTION.get(name, ("–", "–"))))
@@ -90,7 +90,12 @@ def read(measured: Measured) -> Report:
     if count:
         figure, axes = panels(4)
         for axis, name in zip(axes, ("rank", "slope", "rollout", "delta_sigma")):
-            title = {"rank": "rank | Q̂", "slope": "slope | Q̂", "rollout": "Spearman, rollout actions", "delta_sigma": "Δσ"}
+            title = {
+                "rank": "rank | Q̂",
+                "slope": "slope | Q̂",
+                "rollout": "Spearman, rollout actions",
+                "delta_sigma": "Δσ",
+            }
             dots_by_task(axis, table["task"], table[name], title[name], 0.0)
         report.drawings.append(Drawing("intervention", figure, table))
     return report

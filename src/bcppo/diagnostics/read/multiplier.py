@@ -21,7 +21,12 @@ def read(measured: Measured) -> Report:
     for index, value in share.items():
         by_task.setdefault(runs[index]["task"], []).append(value)
     rows = [
-        (task, len(values), f"{np.mean(values):.1%}", f"{MULTIPLIER_SHARE[task]:.1%}" if task in MULTIPLIER_SHARE else "–")
+        (
+            task,
+            len(values),
+            f"{np.mean(values):.1%}",
+            f"{MULTIPLIER_SHARE[task]:.1%}" if task in MULTIPLIER_SHARE else "–",
+        )
         for task, values in sorted(by_task.items())
     ]
     if share:

@@ -17,7 +17,9 @@ PRIMARY = 1.0
 def differences(measured: Measured) -> Columns:
     """One row a policy, score and noise level: removal minus noisy control."""
     fits = per_fit(measured)
-    table: Columns = {name: [] for name in ("run", "task", "score", "noise", "noisy_ood_auc", "delta_ood_auc", "delta_error_rho")}
+    table: Columns = {
+        name: [] for name in ("run", "task", "score", "noise", "noisy_ood_auc", "delta_ood_auc", "delta_error_rho")
+    }
     for (run, score, kind, target, noise), noisy in fits.items():
         if kind == "replay":
             removal = fits[run, score, "removal", target, 0.0]
@@ -31,7 +33,7 @@ def differences(measured: Measured) -> Columns:
 def replay_difference(measured: Measured) -> dict[int, float]:
     """Run → largest difference, over held-out rows, between the zero-noise replay and the matched control."""
     largest: dict[int, float] = {}
-    rows = {key: group for key, group in groups(measured.table("held_out"), "run", "score", "kind", "noise")}
+    rows = dict(groups(measured.table("held_out"), "run", "score", "kind", "noise"))
     for (run, score, kind, noise), control in rows.items():
         if kind == "control":
             replay = rows[run, score, "replay", noise]
@@ -53,7 +55,15 @@ def read(measured: Measured) -> Report:
             error = bootstrap_mean([table["delta_error_rho"][i] for i in own])
             level = f"{np.nanmean([table['noisy_ood_auc'][i] for i in own]):.3f}"
             rows.append((score, f"{noise:g}", level, bootstrap_mean(change), positive, error, paper))
-    header = ("score", "noise", "OOD AUC, noisy control", "removal − noisy, OOD AUC", "> 0", "removal − noisy, ρ_err", "paper, OOD AUC")
+    header = (
+        "score",
+        "noise",
+        "OOD AUC, noisy control",
+        "removal − noisy, OOD AUC",
+        "> 0",
+        "removal − noisy, ρ_err",
+        "paper, OOD AUC",
+    )
     report.tables.append(Table(f"Removal minus noisy control (primary: {PRIMARY:g})", header, rows))
     report.tables.append(_by_task(table))
     apart = replay_difference(measured)
@@ -85,7 +95,9 @@ def _draw(table: Columns) -> Drawing:
         for run in dict.fromkeys(table["run"]):
             own = where(table, score=score, run=run)
             color = COLORS[tasks.index(table["task"][own[0]])]
-            axis.plot([table["noise"][i] for i in own], [table["delta_ood_auc"][i] for i in own], "o-", color=color, alpha=0.7)
+            axis.plot(
+                [table["noise"][i] for i in own], [table["delta_ood_auc"][i] for i in own], "o-", color=color, alpha=0.7
+            )
         axis.axhline(0.0, color="0.6", linestyle="--", linewidth=1)
         axis.set_title(f"removal − noisy control: {score}", fontsize=10)
         axis.set_xlabel("target noise, in stds of the clean target")

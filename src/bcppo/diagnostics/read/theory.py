@@ -26,7 +26,13 @@ def _exceedance(tables: dict[str, Any]) -> Table:
         within = f"{int((share <= own['cantelli'] + 1e-12).sum())}/{len(share)}"
         span = f"{share.mean():.3f} ({share.min():.3f} to {share.max():.3f})"
         rows.append((actions, span, f"{own['gaussian'][0]:.3f}", f"{own['cantelli'][0]:.3f}", within))
-    header = ("actions", "members at or above the strike, mean (range) over checkpoints", "Gaussian", "Cantelli", "within the bound")
+    header = (
+        "actions",
+        "members at or above the strike, mean (range) over checkpoints",
+        "Gaussian",
+        "Cantelli",
+        "within the bound",
+    )
     return Table("1. Critic-output bound", header, rows)
 
 
@@ -45,8 +51,16 @@ def _scores(tables: dict[str, Any]) -> Table:
                 f"{own['spread_bias'][i]:.3f}",
             )
         )
-    header = ("α", "g*, exact / 10⁶ samples", "N·variance ≤ bound: tail score", "N·variance ≤ bound: spread score", "bias of the spread score")
-    note = "A model with known quantile (8 Bernoulli steps). N·variance is averaged over N = 10 … 1000, 2,000 replications each."
+    header = (
+        "α",
+        "g*, exact / 10⁶ samples",
+        "N·variance ≤ bound: tail score",
+        "N·variance ≤ bound: spread score",
+        "bias of the spread score",
+    )
+    note = (
+        "A model with known quantile (8 Bernoulli steps). N·variance: mean over N = 10 … 1000, 2,000 replications each."
+    )
     return Table("2. Bias and variance of the scores", header, rows, note)
 
 
@@ -63,7 +77,9 @@ def _propagation(tables: dict[str, Any]) -> Table:
     rows = []
     for (kind, size), own in groups(tables["propagation"], "perturbed", "size"):
         relative = (own["largest_gap"] / own["penalty"]).max()
-        rows.append((kind, f"{size:g}", f"{own['measured'].mean():.4g}", f"{own['predicted'].mean():.4g}", f"{relative:.1e}"))
+        rows.append(
+            (kind, f"{size:g}", f"{own['measured'].mean():.4g}", f"{own['predicted'].mean():.4g}", f"{relative:.1e}")
+        )
     header = ("perturbed", "relative size", "mean ΔR_B measured", "predicted", "largest gap / mean R_B")
     return Table("4. Critic-error propagation", header, rows, "By the unsimplified Call formula in float64.")
 
@@ -77,7 +93,13 @@ def _windup(tables: dict[str, Any]) -> Table:
         label = "with anti-windup" if guarded else "without"
         counts = f"{int(own['outward'].sum())}", f"{int(own['grew'].sum())}"
         rows.append((label, *counts, largest, f"{np.mean(positive):.1%}"))
-    header = ("", "outward-saturated updates", "of these, integral grew", "largest integral in these, absolute", "updates with λ > 0")
+    header = (
+        "",
+        "outward-saturated updates",
+        "of these, integral grew",
+        "largest integral in these, absolute",
+        "updates with λ > 0",
+    )
     note = "The runs' own mean costs replayed through the controller: open loop, so costs do not answer to λ."
     return Table("5. Anti-windup", header, rows, note)
 
@@ -107,14 +129,18 @@ def _correlated(tables: dict[str, Any]) -> Table:
         ratio = ", ".join(f"{m}: {r:.3f}" for m, r in zip(own["members"], own["ratio"]))
         rows.append((f"{rho:g}", ratio, f"{(1 - rho) ** 0.5:.3f}"))
     header = ("correlation ρ of members", "RMS of σ over the true std, by M", "√(1 − ρ), the limit M → ∞")
-    return Table("6c. Correlated members, simulated", header, rows, "Correlation takes spread away that no M gives back.")
+    return Table(
+        "6c. Correlated members, simulated", header, rows, "Correlation takes spread away that no M gives back."
+    )
 
 
 def _draw(tables: dict[str, dict[str, np.ndarray]], measured: Measured) -> Drawing:
     figure, axes = panels(6, columns=3)
     _draw_exceedance(axes[0], tables["exceedance"])
     for color, ((alpha,), own) in zip(COLORS, groups(tables["scores"], "alpha")):
-        axes[1].loglog(own["trajectories"], own["tail_variance"], "o-", color=color, label=f"tail, α {alpha:g}", markersize=3)
+        axes[1].loglog(
+            own["trajectories"], own["tail_variance"], "o-", color=color, label=f"tail, α {alpha:g}", markersize=3
+        )
         axes[1].loglog(own["trajectories"], own["spread_variance"], "s--", color=color, markersize=3)
     axes[1].set_title("variance of the score (dashed: spread)", fontsize=10)
     axes[1].set_xlabel("trajectories N")
@@ -158,7 +184,9 @@ def _draw_windup(axis: Any, table: dict[str, np.ndarray], measured: Measured) ->
     saturated = {key[0]: int(own["outward"].sum()) for key, own in groups(table, "run")}
     if saturated:
         worst = max(saturated, key=lambda run: saturated[run])
-        for color, ((guarded,), own) in zip(COLORS, groups({k: v[table["run"] == worst] for k, v in table.items()}, "anti_windup")):
+        for color, ((guarded,), own) in zip(
+            COLORS, groups({k: v[table["run"] == worst] for k, v in table.items()}, "anti_windup")
+        ):
             label = "with anti-windup" if guarded else "without"
             axis.plot(own["update"], own["integral"], color=color, label=label)
         axis.set_title(f"integral, {measured.runs[worst]['name']} replayed", fontsize=10)
@@ -168,7 +196,9 @@ def _draw_windup(axis: Any, table: dict[str, np.ndarray], measured: Measured) ->
 
 def _draw_members(axis: Any, tables: dict[str, dict[str, np.ndarray]]) -> None:
     for color, ((name,), own) in zip(COLORS, groups(tables["concentration"], "outputs")):
-        axis.loglog(own["members"], np.maximum(own["error"], 1e-4), "o-", color=color, label=f"i.i.d. {name}", markersize=3)
+        axis.loglog(
+            own["members"], np.maximum(own["error"], 1e-4), "o-", color=color, label=f"i.i.d. {name}", markersize=3
+        )
     for color, ((keep,), own) in zip(COLORS[3:], groups(tables["members"], "keep")):
         axis.loglog(own["members"], own["error"], "s--", color=color, label=f"critics, keep {keep:g}", markersize=3)
     axis.set_xlabel("members M")
