@@ -69,7 +69,7 @@ def read(measured: Measured) -> Report:
         figure, axes = panels(len(LABELS), width=3.4, columns=5)
         for axis, name in zip(axes, LABELS):
             dots_by_task(axis, table["task"], table[name], LABELS[name], CHANCE[name])
-        axes[0].text(0.02, 0.95, "dashed: chance", transform=axes[0].transAxes, fontsize=8)
+        figure.supxlabel("a dot a policy, a bar the task's mean, dashed: chance", fontsize=9)
         report.drawings.append(Drawing("calibration", figure, table))
     return report
 

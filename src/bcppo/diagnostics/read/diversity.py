@@ -44,6 +44,6 @@ def read(measured: Measured) -> Report:
         for axis, name in zip(axes, STATISTICS):
             dots_by_task(axis, rows["task"], rows[name], name, float(DIVERSITY[name]))
             axis.set_ylim(min(0.0, *rows[name]), 1.02)
-        axes[0].text(0.02, 0.03, "dashed: the paper's mean", transform=axes[0].transAxes, fontsize=8)
+        figure.supxlabel("a dot a checkpoint, a bar the task's mean, dashed: the paper's mean", fontsize=9)
         report.drawings.append(Drawing("diversity", figure, rows))
     return report

@@ -163,6 +163,7 @@ def _draw_exceedance(axis: Any, table: dict[str, np.ndarray]) -> None:
         axis.axhline(table["cantelli"][0], color="0.3", linestyle="--", linewidth=1, label="Cantelli")
         axis.axhline(table["gaussian"][0], color="0.3", linestyle=":", linewidth=1, label="Gaussian")
         axis.set_ylim(0, None)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("run")
     axis.set_title("share of members at or above the strike", fontsize=10)
     axis.legend(frameon=False, fontsize=7)
