@@ -67,7 +67,6 @@ class Retrained(NamedTuple):
 
 def retrain(policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: str = "cpu") -> Retrained:
     """Train all ensembles side by side until the watched held-out losses have flattened."""
-    keep_freed_memory()
     work = _Work(policies, fits, schedule, torch.device(device))
     looks: list[int] = []
     curves: list[np.ndarray] = []
@@ -97,6 +96,7 @@ class _Work:
     """The stack, its optimiser and its data on the device. P policies, E ensembles."""
 
     def __init__(self, policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: torch.device):
+        keep_freed_memory()
         self.policies, self.fits, self.schedule, self.device = policies, fits, schedule, device
         self.owner = torch.tensor([fit.policy for fit in fits], device=device)
         self.width = max(policy.inputs.shape[1] for policy in policies)
