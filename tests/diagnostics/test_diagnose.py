@@ -211,8 +211,15 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         find_runs([])
 
 
+def test_one_that_fails_takes_no_other_with_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcppo.diagnostics.drive.SUMMARIES", {"multiplier": "", "no-such": ""})
+    with pytest.raises(BcppoError, match=r"1 of 2 diagnostics failed \(no-such: .*no diagnostic named 'no-such'"):
+        diagnose("all", [runs], tmp_path, jobs=2)
+    assert "binding" in (tmp_path / "multiplier" / "report.md").read_text()
+
+
 @pytest.mark.full
-def test_all_diagnostics_run_over_a_folder_of_runs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_diagnostics_run_over_a_folder_of_runs(runs: Path, tmp_path: Path) -> None:
     assert main(["diagnose", "all", str(runs), "--out", str(tmp_path), "--jobs", "2"]) == 0
     made = {path.parent.name for path in tmp_path.glob("*/report.md")}
     expected = {

@@ -91,8 +91,8 @@ def read(measured: Measured) -> Report:
         figure, axes = panels(4)
         for axis, name in zip(axes, ("rank", "slope", "rollout", "delta_sigma")):
             title = {
-                "rank": "rank | Q̂",
-                "slope": "slope | Q̂",
+                "rank": "rank, given μ_c",
+                "slope": "slope, given μ_c",
                 "rollout": "Spearman, rollout actions",
                 "delta_sigma": "Δσ",
             }

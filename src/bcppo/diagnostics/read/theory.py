@@ -175,6 +175,7 @@ def _draw_propagation(axis: Any, table: dict[str, np.ndarray]) -> None:
     if table:
         top = table["predicted"].max()
         axis.plot([0, top], [0, top], color="0.6", linewidth=1)
+    axis.ticklabel_format(style="sci", scilimits=(0, 0))
     axis.set_xlabel("ΔR_B predicted")
     axis.set_ylabel("measured")
     axis.set_title("error propagation", fontsize=10)
