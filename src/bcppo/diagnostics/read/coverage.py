@@ -158,4 +158,5 @@ def draw_curves(measured: Measured) -> Drawing:
         axis.set_title(f"{kind}, {target.upper()} target", fontsize=10)
         axis.set_xlabel("updates")
     axes[0].set_ylabel("held-out squared error / variance")
+    figure.supxlabel("a line an ensemble, a colour a policy", fontsize=9)
     return Drawing("curves", figure, curves)
