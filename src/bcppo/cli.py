@@ -23,6 +23,7 @@ USAGE = """usage: bcppo COMMAND …
   study      list, run or look at a study          bcppo study run smoke --out runs/smoke
   export     write its policy for another runtime  bcppo export runs/first --format onnx
   play       film one of its evaluation episodes   bcppo play runs/first --video worst.mp4
+  diagnose   the paper's diagnostics of runs       bcppo diagnose calibration runs/* --out diagnostics
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -125,6 +126,23 @@ class _Play:
     """Width and height of the picture, in pixels, of the tasks that can draw any size."""
 
 
+@dataclass(frozen=True)
+class _Diagnose:
+    """Run one of the paper's diagnostics over runs, or all: multiplier, diversity, calibration, coverage, target-noise,
+    intervention, latency, theory."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """The diagnostic, or 'all'."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, or folders of run folders."""
+    out: Path
+    """Folder for rows, tables and plots; each diagnostic gets a folder in it."""
+    device: str = "cpu"
+    """Where critics are retrained: cpu or cuda."""
+    jobs: int = 1
+    """Of 'all': diagnostics to run at a time, each in a process of its own."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -132,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
         "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study, "export": _export,
-        "play": _play, "tasks": _tasks, "methods": _methods,
+        "play": _play, "diagnose": _diagnose, "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -287,6 +305,13 @@ def _play(arguments: list[str]) -> None:
 
     film = play(options.folder, options.video, episode=options.episode, every=options.every, size=options.size)
     print(f"{film.path}: {film.summary}")
+
+
+def _diagnose(arguments: list[str]) -> None:
+    options = tyro.cli(_Diagnose, args=arguments, prog="bcppo diagnose")
+    from bcppo.diagnostics.drive import diagnose
+
+    print(diagnose(options.name, options.runs, options.out, device=options.device, jobs=options.jobs))
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:
