@@ -19,6 +19,8 @@ USAGE = """usage: bcppo COMMAND …
   train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume     go on with an interrupted run         bcppo resume runs/first
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
+  report     a study's tables, figures and page    bcppo report results/main --open
+  pack       a study in its published form         bcppo pack studies/main results/main
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -65,12 +67,37 @@ class _Resume:
     """Print nothing while training."""
 
 
+@dataclass(frozen=True)
+class _Report:
+    """Write a study's tables, figures and one self-contained HTML page."""
+
+    study: Annotated[Path, tyro.conf.Positional]
+    """The study's folder, packed or not."""
+    out: Path | None = None
+    """Folder to write into; STUDY/report where none is given."""
+    open: bool = False
+    """Open the page in a browser."""
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Write a study in its published form: raw episodes, thinned curves, configs and provenance, with checksums."""
+
+    study: Annotated[Path, tyro.conf.Positional]
+    """The study's folder."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Folder to write into."""
+    every: int = 5
+    """Updates to a row of the packed curves."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {"train": _train, "resume": _resume, "evaluate": _evaluate, "tasks": _tasks, "methods": _methods}
+    commands |= {"report": _report, "pack": _pack}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0
@@ -179,6 +206,28 @@ def _evaluate(arguments: list[str]) -> None:
         import polars
 
         polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _report(arguments: list[str]) -> None:
+    options = tyro.cli(_Report, args=arguments, prog="bcppo report")
+    from bcppo.report.page import write_report
+
+    page = write_report(options.study, options.out)
+    print(f"page: {page}")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _pack(arguments: list[str]) -> None:
+    options = tyro.cli(_Pack, args=arguments, prog="bcppo pack")
+    from bcppo.report import pack_study
+
+    records = pack_study(options.study, options.out, every=options.every)
+    print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
+    for problem in records.problems:
+        print(f"  {problem.sentence}")
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:

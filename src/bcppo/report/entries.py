@@ -134,7 +134,7 @@ def settings_of(entry: Entry) -> Settings:
     """Raises ValueError with the reason where a config cannot be what a run had."""
     if (entry.config.get("task"), entry.config.get("seed")) != (entry.task, entry.seed):
         raise ValueError("study.json gives it another task or seed than its config")
-    config = _typed(entry.config)
+    config = typed_config(entry.config)
     if config is None:
         return _untyped_settings(entry.config)
     if protocol_id(entry.method, config) != entry.protocol:
@@ -156,7 +156,7 @@ def settings_of(entry: Entry) -> Settings:
     )
 
 
-def _typed(values: dict[str, Any]) -> RunConfig | None:
+def typed_config(values: dict[str, Any]) -> RunConfig | None:
     """The config these fields make; None where no method of this version has them (a study of another version)."""
     kind = _kinds().get(frozenset(values))
     if kind is None:

@@ -18,7 +18,17 @@ from bcppo.errors import MissingDependency
 from bcppo.records import write_atomically
 from bcppo.report.curves import QUANTITIES, curves, evaluation_points
 from bcppo.report.load import StudyRecords
-from bcppo.report.names import COMPONENTS, METHODS, RAW_SIGMA, TASKS, canonical, in_order, label, task_label, variant_key
+from bcppo.report.names import (
+    COMPONENTS,
+    METHODS,
+    RAW_SIGMA,
+    TASKS,
+    canonical,
+    in_order,
+    label,
+    task_label,
+    variant_key,
+)
 from bcppo.report.stats import Statistics, with_frontier
 
 MAIN_WINDOW, ABLATION_WINDOW = 25, 15
@@ -54,7 +64,8 @@ class Figure:
 
 def figures_of(records: StudyRecords, stats: Statistics) -> list[Figure]:
     """Every figure a study gives."""
-    found = [_pareto(stats)] if with_frontier(stats.cells).height > 1 else []
+    several = with_frontier(stats.cells).group_by("task").len().filter(pl.col("len") > 1).height > 0
+    found = [_pareto(stats)] if several else []
     ablated = records.runs.filter(pl.col("variant") != "").height > 0
     for quantity in QUANTITIES:
         if ablated and quantity in ("episode_cost_rate", "sigma_c", "multiplier"):
@@ -74,7 +85,7 @@ def write_figures(figures: Sequence[Figure], folder: Path) -> list[Path]:
     for figure in figures:
         with matplotlib.rc_context(STYLE):
             drawn = figure.draw()
-            for kind, options in (("pdf", {"metadata": {"CreationDate": None}}), ("png", {"dpi": 200})):
+            for kind, options in (("pdf", {"metadata": {"CreationDate": None}}), ("png", {"dpi": 170})):
                 path = folder / f"{figure.name}.{kind}"
                 write_atomically(path, lambda part, k=kind, o=options: drawn.savefig(part, format=k, **o))  # type: ignore[misc]
         write_atomically(folder / f"{figure.name}.csv", lambda part, rows=figure.rows: rows.write_csv(part))  # type: ignore[misc]
@@ -85,6 +96,7 @@ def write_figures(figures: Sequence[Figure], folder: Path) -> list[Path]:
 def _matplotlib() -> Any:
     try:
         import matplotlib
+        import matplotlib.ticker
     except ImportError:
         raise MissingDependency("Figures need matplotlib: pip install 'bcppo[report]'.") from None
     return matplotlib
@@ -111,23 +123,22 @@ def _panels(count: int, *, height: float = 2.05, legend: bool = True) -> tuple[A
     return figure, axes, place
 
 
-def _legend(place: Any, axes: Sequence[Any], strip_columns: int = 5) -> None:
-    handles: dict[str, Any] = {}
-    for axis in axes:
-        for handle, name in zip(*axis.get_legend_handles_labels()):
-            handles.setdefault(name, handle)
-    wide = place.get_gridspec().nrows * 3 > len(axes) + 1 and place.get_subplotspec().colspan.stop > 1 and (
-        place.get_subplotspec().colspan.start == 0
-    )  # fmt: skip
-    columns = min(strip_columns, len(handles)) if wide else 1 if len(handles) <= 6 else 2
-    place.legend(handles.values(), handles.keys(), loc="center", ncols=max(1, columns), frameon=False, handlelength=2.4)
+def _legend(place: Any, entries: dict[str, dict[str, Any]]) -> None:
+    """Name → how its line or marker looks."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **look) for look in entries.values()]
+    strip = place.get_subplotspec().colspan.start == 0
+    columns = min(5, len(handles)) if strip else 1 if len(handles) <= 6 else 2
+    place.legend(handles, list(entries), loc="center", ncols=max(1, columns), frameon=False, handlelength=2.4)
 
 
 def _steps_axis(axis: Any, steps: int) -> None:
     unit, name = (1e6, "M") if steps >= 4e5 else (1e3, "k")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}{name}" if value else "0")
-    axis.xaxis.set_major_locator(_matplotlib().ticker.MaxNLocator(4))
-    axis.set_xlim(0, steps)
+    axis.xaxis.set_major_locator(_matplotlib().ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.set_xlim(0, steps * 1.02)
+    axis.set_xlabel("Environment steps")
 
 
 # --- reward against tail ---
@@ -147,7 +158,9 @@ def _pareto(stats: Statistics) -> Figure:
             axis.set_title(task_label(task))
         for axis in axes[:: min(3, len(axes))]:
             axis.set_ylabel("Return")
-        _legend(place, axes)
+        _legend(
+            place, {label(method): {**_look(method), "linestyle": ""} for method in in_order(rows["method"], METHODS)}
+        )
         return figure
 
     caption = (
@@ -159,23 +172,36 @@ def _pareto(stats: Statistics) -> Figure:
 
 
 def _draw_pareto(axis: Any, rows: pl.DataFrame) -> None:
+    limit = rows["limit_rate"].drop_nulls().to_list()[:1]
+    seen = [value for name in ("cvar95", "cvar95_low", "cvar95_high") for value in rows[name].drop_nulls()] + limit
+    positive = [value for value in seen if value > 0] or [1.0]
+    left, right = min(positive) / 1.35, max(positive) * 1.35
     axis.set_xscale("log")
+    axis.set_xlim(left, right)
+    ticker = _matplotlib().ticker
+    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if right < 30 * left else (1,)))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.xaxis.set_minor_formatter(ticker.NullFormatter())
     front = rows.filter("frontier").sort("cvar95")
-    axis.plot(front["cvar95"], front["return"], color="#333333", linewidth=1.1, zorder=1)
-    limit = rows["limit_rate"].drop_nulls()
+    axis.plot(front["cvar95"].clip(left), front["return"], color="#333333", linewidth=1.1, zorder=1)
     for row in rows.sort("method").iter_rows(named=True):
-        colour = COLOURS.get(row["method"], "#777777")
-        errors = [_bar(row, "cvar95"), _bar(row, "return")]
+        look, place = _look(row["method"]), (max(row["cvar95"], left), row["return"])  # no place for 0 on a log axis
+        if not row["frontier"]:
+            look["markerfacecolor"] = "white"
         axis.errorbar(
-            row["cvar95"], row["return"], xerr=errors[0], yerr=errors[1], fmt=MARKERS.get(row["method"], "*"), color=colour,
-            markerfacecolor=colour if row["frontier"] else "white", markersize=6.5 if row["method"] == "bcppo" else 5,
-            elinewidth=0.8, capsize=1.8, label=label(row["method"]), zorder=3 if row["method"] == "bcppo" else 2,
+            *place, xerr=_bar(row, "cvar95"), yerr=_bar(row, "return"), linestyle="", elinewidth=0.8, capsize=1.8,
+            zorder=3 if row["method"] == "bcppo" else 2, **look,
         )  # fmt: skip
         if row["seeds"] < row["expected"]:
-            axis.plot(row["cvar95"], row["return"], "o", markersize=11, markerfacecolor="none", color=colour, linewidth=0.6)
-    if limit.len():
-        axis.axvline(limit[0], color="#888888", linestyle=(0, (4, 3)), linewidth=0.9, zorder=0)
+            axis.plot(*place, "o", markersize=12, markerfacecolor="none", color=look["color"], markeredgewidth=0.6)
+    for value in limit:
+        axis.axvline(value, color="#888888", linestyle=(0, (4, 3)), linewidth=0.9, zorder=0)
     axis.set_xlabel("CVaR@95 per step")
+
+
+def _look(method: str) -> dict[str, Any]:
+    size = 6.5 if method == "bcppo" else 5
+    return {"color": COLOURS.get(method, "#777777"), "marker": MARKERS.get(method, "*"), "markersize": size}
 
 
 def _bar(row: dict, metric: str) -> list[list[float]] | None:
@@ -196,7 +222,7 @@ def _training_curves(records: StudyRecords, quantity: str) -> list[Figure]:
     caption = f"{QUANTITIES[quantity]} in training, {over}: mean over training seeds, band ± its standard error."
     if points is not None:
         caption += " Markers: the CVaR@95 of the fixed evaluation episodes recorded at that step."
-    return _curve_figure(f"curves_{quantity}", caption, rows, quantity, points, lambda row: row["method"])
+    return _curve_figure(f"curves_{quantity}", caption, rows, quantity, points)
 
 
 def _ablation_curves(records: StudyRecords, quantity: str) -> list[Figure]:
@@ -211,25 +237,31 @@ def _ablation_curves(records: StudyRecords, quantity: str) -> list[Figure]:
             f"{QUANTITIES[quantity]}: {ABLATION_WINDOW}-record rolling mean of each run; mean over training seeds, band ± "
             "their sample standard deviation."
         )
-        found += _curve_figure(f"{name}_{quantity}", caption, own, quantity, None, lambda row: row["variant"])
+        found += _curve_figure(f"{name}_{quantity}", caption, own, quantity, None)
     return found
 
 
 def _curve_figure(
-    name: str, caption: str, rows: pl.DataFrame, quantity: str, points: pl.DataFrame | None, key: Callable[[dict], str]
+    name: str, caption: str, rows: pl.DataFrame, quantity: str, points: pl.DataFrame | None
 ) -> list[Figure]:
     if not rows.height:
         return []
     tasks = in_order(rows["task"], TASKS)
     lines = rows.select("method", "variant").unique().rows(named=True)
-    lines.sort(key=lambda row: (in_order([*METHODS, row["method"]], METHODS).index(row["method"]), variant_key(row["variant"])))
+    lines.sort(
+        key=lambda row: (in_order([*METHODS, row["method"]], METHODS).index(row["method"]), variant_key(row["variant"]))
+    )
 
     def draw() -> Any:
         _matplotlib()
         figure, axes, place = _panels(len(tasks))
         for axis, task in zip(axes, tasks):
             for number, line in enumerate(lines):
-                own = (pl.col("task") == task) & (pl.col("method") == line["method"]) & (pl.col("variant") == line["variant"])
+                own = (
+                    (pl.col("task") == task)
+                    & (pl.col("method") == line["method"])
+                    & (pl.col("variant") == line["variant"])
+                )
                 _draw_curve(axis, rows.filter(own), None if points is None else points.filter(own), line, number)
             axis.set_title(task_label(task))
             _steps_axis(axis, int(rows.filter(pl.col("task") == task)["step"].max()))  # type: ignore[arg-type]
@@ -237,27 +269,31 @@ def _curve_figure(
                 axis.set_yscale("log")
         for axis in axes[:: min(3, len(axes))]:
             axis.set_ylabel(QUANTITIES[quantity])
-        _legend(place, axes)
+        _legend(place, {label(**line): _line(line, number) for number, line in enumerate(lines)})
         return figure
 
-    drawn = rows if points is None else pl.concat([rows.with_columns(kind=pl.lit("training")), points.with_columns(kind=pl.lit("evaluation"))])  # noqa: E501
+    parts = {"training": rows} if points is None else {"training": rows, "evaluation": points}
+    drawn = pl.concat([part.with_columns(kind=pl.lit(kind)) for kind, part in parts.items()])
     return [Figure(name, caption, draw, drawn)]
 
 
 def _draw_curve(axis: Any, rows: pl.DataFrame, points: pl.DataFrame | None, line: dict, number: int) -> None:
     if not rows.height:
         return
+    look = _line(line, number)
+    steps, mean, spread = (rows[name].to_numpy() for name in ("step", "mean", "spread"))
+    axis.plot(steps, mean, zorder=3 if number == 0 else 2, **look)
+    axis.fill_between(steps, mean - spread, mean + spread, color=look["color"], alpha=0.16, linewidth=0)
+    if points is not None and points.height:
+        own = {**_look(line["method"]), "markersize": 3.6, "linestyle": ""}
+        axis.plot(points["step"], points["mean"], zorder=4, clip_on=False, **own)
+
+
+def _line(line: dict, number: int) -> dict[str, Any]:
     palette = list(COLOURS.values())
     colour = palette[number % len(palette)] if line["variant"] else COLOURS.get(line["method"], "#777777")
-    steps, mean, spread = (rows[name].to_numpy() for name in ("step", "mean", "spread"))
     main = line["method"] == "bcppo" and not line["variant"]
-    axis.plot(
-        steps, mean, color=colour, linestyle=DASHES[number % len(DASHES)], label=label(line["method"], line["variant"]),
-        linewidth=1.8 if main else 1.1, zorder=3 if main else 2,
-    )  # fmt: skip
-    axis.fill_between(steps, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
-    if points is not None and points.height:
-        axis.plot(points["step"], points["mean"], MARKERS.get(line["method"], "*"), color=colour, markersize=3.6, zorder=4)
+    return {"color": colour, "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.8 if main else 1.1}
 
 
 # --- bars ---
@@ -269,7 +305,11 @@ def _component_bars(stats: Statistics) -> list[Figure]:
         rows = _bar_rows(stats, variants)
         if rows["variant"].n_unique() > 1:
             tasks = in_order(rows["task"], TASKS)
-            panels = [(f"{task_label(t)}: {title}", m, rows.filter(pl.col("task") == t)) for m, title in _BARS.items() for t in tasks]
+            panels = [
+                (f"{task_label(t)}: {title}", m, rows.filter(pl.col("task") == t))
+                for m, title in _BARS.items()
+                for t in tasks
+            ]
             found.append(_bars(f"{name}_bars", panels, rows))
     return found
 
@@ -306,7 +346,10 @@ def _bars(name: str, panels: list[tuple[str, str, pl.DataFrame]], rows: pl.DataF
         _matplotlib()
         figure, axes, _ = _panels(len(panels), height=1.7, legend=False)
         for axis, (title, metric, own) in zip(axes, panels):
-            _draw_bars(axis, own, metric)
+            if "sweep" in own.columns:
+                _draw_sweep(axis, own, metric)
+            else:
+                _draw_variants(axis, own, metric, named=axis in axes[:: min(3, len(axes))])
             axis.set_title(title, fontsize=8)
         return figure
 
@@ -314,20 +357,43 @@ def _bars(name: str, panels: list[tuple[str, str, pl.DataFrame]], rows: pl.DataF
     return Figure(name, caption, draw, rows)
 
 
-def _draw_bars(axis: Any, rows: pl.DataFrame, metric: str) -> None:
-    swept = rows["sweep"][0] if "sweep" in rows.columns else ""
-    items = []
-    for row in rows.iter_rows(named=True):
-        text = canonical(row["variant"]).partition("=")[2] if swept and row["variant"] else row["variant"]
-        text = text or (_DEFAULTS[swept] if swept else "BCPPO")
-        items.append((float(text) if swept else variant_key(row["variant"]), text, row))
-    items.sort(key=lambda item: item[0])
-    heights = [row[metric] for _, _, row in items]
-    errors = [row[f"{metric}_std"] or 0.0 for _, _, row in items]
-    colours = [COLOURS["bcppo"] if not row["variant"] else "#9DB7CC" for _, _, row in items]
-    names = [text.replace(" ", "\n", 1) + ("*" if row["seeds"] < row["expected"] else "") for _, text, row in items]
-    axis.bar(range(len(items)), heights, yerr=errors, color=colours, width=0.72, error_kw={"elinewidth": 0.9, "capsize": 2})
-    axis.set_xticks(range(len(items)), names, rotation=0 if swept else 45, ha="center" if swept else "right")
-    axis.tick_params(axis="x", labelsize=7 if swept else 6)
+def _draw_variants(axis: Any, rows: pl.DataFrame, metric: str, *, named: bool) -> None:
+    """Bars to the right, names at the left of a row of panels only."""
+    items = sorted(rows.iter_rows(named=True), key=lambda row: variant_key(row["variant"]))
+    names = [label("bcppo", row["variant"]) + ("*" if row["seeds"] < row["expected"] else "") for row in items]
+    places = range(len(items))
+    axis.barh(places, [row[metric] for row in items], xerr=_errors(items, metric), color=_bar_colours(items), **_BAR)
+    axis.set_yticks(places, names if named else [""] * len(items))
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    axis.axvline(0, color="#666666", linewidth=0.7)
+    axis.xaxis.set_major_locator(_matplotlib().ticker.MaxNLocator(4))
+
+
+def _draw_sweep(axis: Any, rows: pl.DataFrame, metric: str) -> None:
+    default = _DEFAULTS[rows["sweep"][0]]
+    pairs = [(canonical(row["variant"]).partition("=")[2] or default, row) for row in rows.iter_rows(named=True)]
+    pairs.sort(key=lambda pair: float(pair[0]))
+    items = [row for _, row in pairs]
+    names = [text + ("*" if row["seeds"] < row["expected"] else "") for text, row in pairs]
+    axis.bar(
+        range(len(items)),
+        [row[metric] for row in items],
+        yerr=_errors(items, metric),
+        color=_bar_colours(items),
+        **_BAR,
+    )
+    axis.set_xticks(range(len(items)), names)
     axis.grid(visible=False, axis="x")
     axis.axhline(0, color="#666666", linewidth=0.7)
+
+
+_BAR: dict[str, Any] = {"error_kw": {"elinewidth": 0.9, "capsize": 2}}
+
+
+def _errors(items: list[dict], metric: str) -> list[float]:
+    return [row[f"{metric}_std"] or 0.0 for row in items]
+
+
+def _bar_colours(items: list[dict]) -> list[str]:
+    return [COLOURS["bcppo"] if not row["variant"] else "#9DB7CC" for row in items]

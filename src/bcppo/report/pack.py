@@ -1,9 +1,9 @@
 """The packed form of a study, small enough to publish: study.json and three Parquet tables, each with its checksum.
 
-    study.json        as in the study folder
-    runs.parquet      one row a run: state, protocol, provenance, problems
-    episodes.parquet  every evaluation episode, raw
-    progress.parquet  the curves, thinned to one row in `every` updates
+study.json        as in the study folder
+runs.parquet      one row a run: state, protocol, provenance, problems
+episodes.parquet  every evaluation episode, raw
+progress.parquet  the curves, thinned to one row in `every` updates
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def pack_study(folder: str | Path, out: str | Path, every: int = EVERY) -> Study
 def thin(progress: pl.DataFrame, every: int) -> pl.DataFrame:
     """One row in `every` of each run, and its last. `records` says how many updates a row stands for."""
     block = (pl.int_range(pl.len()) // every).over("run")
-    columns = [
-        (pl.col(name).mean() if name in AVERAGED else pl.col(name).last()).alias(name) for name in PROGRESS
-    ] + [pl.col("records").sum()]
+    columns = [(pl.col(name).mean() if name in AVERAGED else pl.col(name).last()).alias(name) for name in PROGRESS] + [
+        pl.col("records").sum()
+    ]
     thinned = progress.group_by("run", block.alias("block"), maintain_order=True).agg(columns).drop("block")
     # The share of updates with λ > 0 is a figure of the tables; the others are only drawn, for which 7 digits do.
     drawn = [name for name, kind in PROGRESS.items() if kind == pl.Float64 and name != "multiplier_positive_share"]

@@ -116,7 +116,9 @@ def generator(*key: str) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32("\0".join(key).encode()), 20])
 
 
-def bootstrap_interval(values: Array, rng: np.random.Generator, draws: int = DRAWS) -> tuple[float | None, float | None]:
+def bootstrap_interval(
+    values: Array, rng: np.random.Generator, draws: int = DRAWS
+) -> tuple[float | None, float | None]:
     """Percentile interval (95 %) of the mean of values [n], resampled with replacement; none for fewer than two."""
     if values.size < 2:
         return None, None

@@ -80,7 +80,9 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
     cells = Cells(records, stats)
     if cells.methods():
         columns = [(method, "") for method in cells.methods()]
-        bold = {(row["task"], row["method"]) for row in with_frontier(stats.cells).filter("frontier").iter_rows(named=True)}
+        bold = {
+            (row["task"], row["method"]) for row in with_frontier(stats.cells).filter("frontier").iter_rows(named=True)
+        }
         is_bold: IsBold = lambda task, method, metric: (task, method) in bold and metric in ("return", "cvar95")  # noqa: E731
         caption = _MAIN_CAPTION + cells.provisional_bold()
         tables.append(_layout(cells, "main", caption, columns, MAIN_METRICS, is_bold))
@@ -107,7 +109,9 @@ _MORE_CAPTION = (
     "Safety Rate: share of evaluation episodes whose mean cost per step is within the limit. Worst Gap: CVaR@95 less the "
     "limit. λ>0 share: updates with a positive multiplier. Mean ± sample standard deviation over training seeds."
 )
-_ABLATION_CAPTION = "Variants of BCPPO: mean ± sample standard deviation over training seeds. Cost and CVaR@95 are per step."
+_ABLATION_CAPTION = (
+    "Variants of BCPPO: mean ± sample standard deviation over training seeds. Cost and CVaR@95 are per step."
+)
 
 IsBold = Callable[[str, str, str], bool]
 
@@ -119,7 +123,9 @@ class Cells:
         self._rows = {(row["task"], row["method"], row["variant"]): row for row in stats.cells.iter_rows(named=True)}
         self.tasks = in_order((key[0] for key in self._rows), TASKS)
         usable = records.runs.filter("usable")
-        self._differs = {tuple(row[:3]): row[3] for row in usable.select("task", "method", "variant", "differs").iter_rows()}
+        self._differs = {
+            tuple(row[:3]): row[3] for row in usable.select("task", "method", "variant", "differs").iter_rows()
+        }
 
     def methods(self) -> list[str]:
         return in_order((method for _, method, variant in self._rows if variant == ""), METHODS)
@@ -196,7 +202,9 @@ def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
                 printed = paper_value(experiment, task, method, variant, metric)
                 ours = cells.value(task, method, variant, metric)
                 line.append(Value(*printed, digits=_digits(metric, printed[0])) if printed else Value(None))
-                line.append(replace(ours, note="; ".join(filter(None, (ours.note, note if ours.mean is not None else "")))))
+                line.append(
+                    replace(ours, note="; ".join(filter(None, (ours.note, note if ours.mean is not None else ""))))
+                )
             lines.append(tuple(line))
     header = ["Variant" if any(variant for _, variant in rows) else "Method", "Metric"]
     for task in cells.tasks:
@@ -233,7 +241,9 @@ def _comparisons(stats: Statistics, expected: int) -> Table:
     for key in [key for key in order if key in found] + [key for key in found if key not in order]:
         row = found[key]
         same = row["return_difference"] == row["cvar95_difference"] == 0 and row["pairs"] == expected
-        pair = "dominates" if row["dominates"] else "is dominated" if row["dominated"] else "equals" if same else "trades"
+        pair = (
+            "dominates" if row["dominates"] else "is dominated" if row["dominated"] else "equals" if same else "trades"
+        )
         few = f"{row['pairs']} of {expected} paired seeds" if row["pairs"] < expected else ""
         lines.append((
             task_label(key[0]), label(key[1]), pair,
@@ -281,7 +291,11 @@ def to_latex(table: Table) -> str:
 
     texts = sum(all(isinstance(row[i], str) for row in table.rows) for i in range(len(table.header)))
     head = " & ".join(f"\\textbf{{{_escape_latex(title)}}}" for title in table.header)
-    lines = [f"\\begin{{tabular}}{{@{{}}{'l' * texts}{'c' * (len(table.header) - texts)}@{{}}}}", "\\toprule", head + " \\\\"]
+    lines = [
+        f"\\begin{{tabular}}{{@{{}}{'l' * texts}{'c' * (len(table.header) - texts)}@{{}}}}",
+        "\\toprule",
+        head + " \\\\",
+    ]
     lines.append("\\midrule")
     for number, row in enumerate(table.rows):
         lines.append(" & ".join(map(text, row)) + " \\\\")
