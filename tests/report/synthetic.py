@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bcppo.algorithms import CONFIGS
-from bcppo.config import NOT_PROTOCOL, RunConfig, paper_preset, protocol_id, to_json
+from bcppo.config import RunConfig, paper_preset, protocol_id, to_json
 from bcppo.records import FINISHED, RunFolder
 from bcppo.tasks.table import TASKS
 
@@ -105,6 +105,3 @@ def _evaluations(rng: np.random.Generator, task: str, method: str, config: RunCo
             for name, value in row.items():
                 rows.setdefault(name, []).append(value)
     return rows
-
-
-__all__ = ["NOT_PROTOCOL", "PAPER_METHODS", "PAPER_TASKS", "config_for", "make_study"]

@@ -12,7 +12,7 @@ from bcppo.report import paper_tables as paper
 from bcppo.report.entries import ABLATION, MAIN
 from bcppo.report.load import StudyRecords
 from bcppo.report.names import COMPARATORS, NAVIGATION, TASKS, canonical, label, task_label
-from bcppo.report.stats import CELL, METRICS, Statistics, dominance_counts, frontier, meets_mean_not_tail
+from bcppo.report.stats import Statistics, dominance_counts, frontier, meets_mean_not_tail
 
 REPRODUCED, PARTLY, NOT, OPEN = "reproduced", "partly", "not reproduced", "cannot be said yet"
 AGREEING = 0.9
@@ -290,19 +290,3 @@ _VARIANTS = {
          _SWEEP, _SWEEP),
     )
 }  # fmt: skip
-
-
-def paper_as_study() -> Statistics:
-    """The paper's own main table as statistics, for checking the rules: every cell complete, nothing about runs."""
-    rows = []
-    for point in paper.paper_points().iter_rows(named=True):
-        row: dict = dict.fromkeys(f"{metric}{end}" for metric in METRICS for end in ("", "_std", "_low", "_high"))
-        row |= {"task": point["task"], "method": point["method"], "variant": "", "seeds": 5, "expected": 5, "paper": MAIN}
-        for metric in ("return", "cost", "cvar95"):
-            value = paper.paper_value(MAIN, point["task"], point["method"], "", metric)
-            row[metric], row[f"{metric}_std"] = value or (None, None)
-        if point["method"] == "bcppo":
-            row["positive_share"] = paper.POSITIVE_SHARE[point["task"]]
-        rows.append(row)
-    empty = pl.DataFrame(schema={**dict.fromkeys((*CELL, "paper"), pl.String), **dict.fromkeys(METRICS, pl.Float64)})
-    return Statistics(empty, pl.DataFrame(rows, infer_schema_length=None), pl.DataFrame())

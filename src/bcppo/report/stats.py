@@ -6,6 +6,7 @@ and column of a table.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,23 +55,32 @@ def statistics(records: StudyRecords, draws: int = DRAWS) -> Statistics:
 def run_metrics(records: StudyRecords) -> pl.DataFrame:
     """The protocol's metrics of each usable run, from its final evaluation episodes."""
     shares = records.progress.group_by("run").agg(positive_share=pl.col("multiplier_positive_share").last())
-    by_run = records.episodes.group_by("run", maintain_order=True).agg(
-        **{"return": pl.col("episode_return").mean()},
-        cost=pl.col("cost_rate").mean(),
-        rates=pl.col("cost_rate"),
-        native_cost=pl.col("native_cost").mean(),
-        length=pl.col("length").mean(),
-    )
+    columns = ["episode_return", "cost_rate", "native_cost", "length"]
+    by_run = records.episodes.group_by("run", maintain_order=True).agg(columns)
     runs = records.runs.filter("usable").select(*CELL, "seed", "limit_rate", "paper", run="id")
     table = runs.join(by_run, on="run", how="inner", maintain_order="left").join(shares, on="run", how="left")
-    pairs = list(table.select("rates", "limit_rate").iter_rows())
-    tails = [conditional_value_at_risk(rates, CVAR_LEVEL) for rates, _ in pairs]
-    safe = [sum(rate <= limit for rate in rates) / len(rates) for rates, limit in pairs]
-    return table.drop("rates").with_columns(
-        cvar95=pl.Series(tails, dtype=pl.Float64),
-        safety_rate=pl.Series(safe, dtype=pl.Float64),
-        worst_gap=pl.Series(tails, dtype=pl.Float64) - pl.col("limit_rate"),
-    )
+    metrics = [_metrics(row) for row in table.iter_rows(named=True)]
+    schema = dict.fromkeys(("return", "cost", "native_cost", "length", "cvar95", "safety_rate", "worst_gap"), pl.Float64)
+    return table.drop(columns).hstack(pl.DataFrame(metrics, schema=schema))
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, float]:
+    """One policy's metrics. Sums are exact, so that they depend neither on the order of episodes nor on how they lie."""
+    rates, limit = row["cost_rate"], row["limit_rate"]
+    tail = conditional_value_at_risk(rates, CVAR_LEVEL)
+    return {
+        "return": _mean(row["episode_return"]),
+        "cost": _mean(rates),
+        "native_cost": _mean(row["native_cost"]),
+        "length": _mean(row["length"]),
+        "cvar95": tail,
+        "safety_rate": sum(rate <= limit for rate in rates) / len(rates),
+        "worst_gap": tail - limit,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def meets_mean_not_tail(runs: pl.DataFrame) -> pl.DataFrame:

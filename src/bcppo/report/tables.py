@@ -122,6 +122,7 @@ class Cells:
     def __init__(self, records: StudyRecords, stats: Statistics) -> None:
         self._rows = {(row["task"], row["method"], row["variant"]): row for row in stats.cells.iter_rows(named=True)}
         self.tasks = in_order((key[0] for key in self._rows), TASKS)
+        self.ablated = any(variant for _, _, variant in self._rows)
         usable = records.runs.filter("usable")
         self._differs = {
             tuple(row[:3]): row[3] for row in usable.select("task", "method", "variant", "differs").iter_rows()
@@ -149,7 +150,7 @@ class Cells:
         if row[metric] is None:
             return Value(None, note="not recorded by this method")
         note = "" if row["seeds"] == row["expected"] else f"{row['seeds']} of {row['expected']} seeds"
-        return Value(row[metric], row[f"{metric}_std"], _digits(metric, row[metric]), note=note)
+        return Value(row[metric], row[f"{metric}_std"], _digits(metric, row[metric], ablated=self.ablated), note=note)
 
     def provisional_bold(self) -> str:
         """What to say where a method's seeds are missing: bold compares whole columns."""
@@ -163,12 +164,13 @@ class Cells:
         if row is not None and row["paper"]:
             return row["paper"], ""
         differs = self._differs.get((task, method, variant), "")
-        guess = ABLATION if variant or self.variants() else MAIN
+        guess = ABLATION if self.ablated else MAIN
         return guess, f"settings other than the paper's: {differs}" if differs else ""
 
 
-def _digits(metric: str, mean: float) -> int:
-    return 2 if metric == "return" and abs(mean) >= 1 else 3
+def _digits(metric: str, mean: float, *, ablated: bool) -> int:
+    """As the paper prints them: returns to two places, of ablations to three where they are small."""
+    return 2 if metric == "return" and not (ablated and abs(mean) < 100) else 3
 
 
 # --- layouts ---
@@ -201,7 +203,7 @@ def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
                 experiment, note = cells.experiment(task, method, variant)
                 printed = paper_value(experiment, task, method, variant, metric)
                 ours = cells.value(task, method, variant, metric)
-                line.append(Value(*printed, digits=_digits(metric, printed[0])) if printed else Value(None))
+                line.append(Value(*printed, digits=_digits(metric, printed[0], ablated=cells.ablated)) if printed else Value(None))
                 line.append(
                     replace(ours, note="; ".join(filter(None, (ours.note, note if ours.mean is not None else ""))))
                 )

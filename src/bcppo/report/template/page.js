@@ -103,7 +103,7 @@
       if (front.length > 1) root.append(svg("path", { class: "front", d: "M" + front.map((p) => `${x(p.cvar)} ${y(p.ret)}`).join("L") }));
       for (const run of runs) root.append(dot(run, x, y));
       for (const p of printed) root.append(marker(p, x, y, true));
-      for (const p of points) root.append(marker(p, x, y, false));
+      for (const p of [...points].reverse()) root.append(marker(p, x, y, false));  // the first series on top
       return panel(task.label, root);
     }));
   }
@@ -140,7 +140,7 @@
       const ys = lines.flatMap((line) => line.mean.flatMap((m, i) => [m - line.spread[i], m + line.spread[i]]));
       const y = linear(...span(ys, 0.04), H - B, T);
       const root = frame(x, y, "environment steps");
-      for (const line of lines) root.append(curve(line, x, y));
+      for (const line of [...lines].reverse()) root.append(curve(line, x, y));
       return panel(task.label, root);
     }));
     document.getElementById("curves-note").textContent = chosen.note;
