@@ -27,9 +27,8 @@ def main() -> None:
         pack_study(folder, Path(scratch) / "packed")
         _time("packed", lambda: load_study(Path(scratch) / "packed"))
         size = sum(path.stat().st_size for path in (Path(scratch) / "packed").iterdir())
-        print(
-            f"{records.episodes.height} final episodes, {records.progress.height} rows of curves; {size / 1e6:.1f} MB packed"
-        )
+        rows = f"{records.episodes.height} final episodes, {records.progress.height} rows of curves"
+        print(f"{rows}; {size / 1e6:.1f} MB packed")
         if "--report" in sys.argv:
             from bcppo.report.page import write_report
 

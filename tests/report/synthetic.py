@@ -28,7 +28,6 @@ def make_study(
     seeds: Sequence[int] = (0, 1),
     variants: dict[str, dict] | None = None,
     steps: int | None = 2048,
-    records: int | None = None,
     name: str = "made-up",
 ) -> Path:
     """A study folder of made-up runs. `variants`: name → settings; `steps` None: the paper's own."""
@@ -37,7 +36,8 @@ def make_study(
         for method in methods:
             for variant, changes in (variants or {"": {}}).items():
                 for seed in seeds:
-                    entries.append(_make_run(folder, task, method, variant, seed, changes, steps, records))
+                    config = config_for(method, task, seed, steps, changes)
+                    entries.append(_make_run(folder, method, variant, config))
     study = {"format": 1, "name": name, "title": f"Made-up numbers: {name}", "runs": entries}
     (folder / "study.json").write_text(json.dumps(study, indent=1))
     return folder
@@ -50,17 +50,15 @@ def config_for(method: str, task: str, seed: int, steps: int | None, changes: di
     return dataclasses.replace(preset, **settings)
 
 
-def _make_run(
-    folder: Path, task: str, method: str, variant: str, seed: int, changes: dict, steps: int | None, records: int | None
-) -> dict:
-    config = config_for(method, task, seed, steps, changes)
+def _make_run(folder: Path, method: str, variant: str, config: RunConfig) -> dict:
+    task, seed = config.task, config.seed
     run = f"{task}-{method}{'-' + variant.replace(' ', '-') if variant else ''}-seed{seed}"
     rng = np.random.default_rng([seed, len(variant), *run.encode()])
     target = RunFolder(folder / "runs" / run)
     target.create(method, config, "cpu")
     rollout = config.rollout  # type: ignore[attr-defined]
     updates = -(-config.steps // rollout)
-    target.write_rows("progress", _progress(rng, task, method, updates if records is None else records, rollout))
+    target.write_rows("progress", _progress(rng, task, method, updates, rollout))
     target.write_rows("evaluations", _evaluations(rng, task, method, config, updates * rollout))
     target.set_status(FINISHED)
     return {

@@ -11,16 +11,15 @@ import numpy as np
 import polars as pl
 import pytest
 from report_tools import cells_of, frames_equal
-from synthetic import make_study
+from synthetic import config_for, make_study
 
 from bcppo.config import protocol_id
 from bcppo.errors import BcppoError
 from bcppo.records import RunFolder, read_rows, write_rows
-from bcppo.report import StudyError, load_study, pack_study
+from bcppo.report import StudyError, StudyRecords, load_study, pack_study
 from bcppo.report.curves import curves
 from bcppo.report.entries import Entry, settings_of
 from bcppo.report.stats import statistics
-from synthetic import config_for  # isort: skip
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ RUN = "goal1-bcppo-seed1"
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda run: shutil.rmtree(run), "has not been run"),
+        (shutil.rmtree, "has not been run"),
         (lambda run: (run / "status.json").write_text('{"state": "running", "message": ""}'), "has not finished"),
         (lambda run: (run / "status.json").write_text('{"state": "diverged", "message": "at step 3"}'), "at step 3"),
         (lambda run: (run / "status.json").write_text('{"state": 3}'), "does not say what state"),
@@ -258,20 +257,25 @@ def change_leaf(values, rng: random.Random) -> None:
         return
 
 
+def load_or_refusal(folder: Path) -> tuple[StudyRecords | None, str]:
+    try:
+        return load_study(folder), ""
+    except BcppoError as error:
+        return None, str(error)
+
+
 def check_mutations(original: Path, scratch: Path, count: int, seed: int) -> dict[str, int]:
     expected = cells_of(load_study(original))
     rng, outcomes = random.Random(seed), {"refused": 0, "marked": 0, "harmless": 0}
     for number in range(count):
         folder = Path(shutil.copytree(original, scratch / str(number)))
         what = mutate(folder, rng)
-        try:
-            records = load_study(folder)
-        except BcppoError as error:
-            assert "\n" not in str(error), what
+        records, refusal = load_or_refusal(folder)
+        shutil.rmtree(folder)
+        assert "\n" not in refusal, what
+        if records is None:
             outcomes["refused"] += 1
             continue
-        finally:
-            shutil.rmtree(folder)
         found = cells_of(records)
         wrong = [key for key, cell in expected.items() if found.get(key) != cell]
         for key in wrong:
@@ -289,8 +293,8 @@ def small(tmp_path_factory) -> Path:
 
 
 def test_no_mutation_of_a_study_gives_a_traceback_or_a_wrong_cell(small, tmp_path):
-    outcomes = check_mutations(small, tmp_path, 60, seed=0)
-    assert outcomes["marked"] > 20
+    outcomes = check_mutations(small, tmp_path, 50, seed=0)
+    assert outcomes["marked"] > 15
 
 
 @pytest.mark.full

@@ -106,7 +106,9 @@ def test_dominance_needs_one_strict_side():
 
 
 def runs_table(rows: list[tuple]) -> pl.DataFrame:
-    table = pl.DataFrame(rows, schema=["task", "method", "seed", "return", "cvar95", "cost", "limit_rate"], orient="row")
+    table = pl.DataFrame(
+        rows, schema=["task", "method", "seed", "return", "cvar95", "cost", "limit_rate"], orient="row"
+    )
     return table.with_columns(variant=pl.lit(""))
 
 
@@ -132,7 +134,11 @@ def test_both_axes_favour_only_when_both_intervals_clear_zero():
 
 
 def test_runs_within_the_mean_budget_and_beyond_it_in_the_tail():
-    rows = [("ant", "cpo", 0, 1.0, 1.1, 0.9, 1.0), ("ant", "cpo", 1, 1.0, 1.0, 1.0, 1.0), ("ant", "cpo", 2, 1.0, 3.0, 1.1, 1.0)]
+    rows = [
+        ("ant", "cpo", 0, 1.0, 1.1, 0.9, 1.0),
+        ("ant", "cpo", 1, 1.0, 1.0, 1.0, 1.0),
+        ("ant", "cpo", 2, 1.0, 3.0, 1.1, 1.0),
+    ]
     assert meets_mean_not_tail(runs_table(rows))["seed"].to_list() == [0]
 
 
@@ -181,7 +187,9 @@ def test_a_claim_about_cells_that_are_not_there_stays_open(records):
 
 def test_a_claim_turns_when_the_numbers_do(records):
     stats = paper_statistics()
-    worse = stats.cells.with_columns(pl.when(pl.col("method") == "bcppo").then(-1e9).otherwise(pl.col("return")).alias("return"))
+    worse = stats.cells.with_columns(
+        pl.when(pl.col("method") == "bcppo").then(-1e9).otherwise(pl.col("return")).alias("return")
+    )
     verdicts = {c.title: c.verdict for c in claims_of(records, Statistics(stats.runs, worse, stats.comparisons))}
     assert verdicts[_MAIN_CLAIMS[1][0]] == "not reproduced"
 

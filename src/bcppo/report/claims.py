@@ -51,7 +51,7 @@ def claims_of(records: StudyRecords, stats: Statistics) -> list[Claim]:
         try:
             ours, verdict, details = check(cells, stats)
         except _Missing as error:
-            ours, verdict, details = str(error), OPEN, ()
+            ours, verdict, details = str(error), OPEN, []
         claims.append(Claim(title, said, ours, verdict, rule, tuple(details)))
     return claims
 
@@ -249,8 +249,8 @@ def _raw(cells: Means, stats: Statistics) -> Answer:
     return _signs(pairs, {(task, metric): -1 for task in pairs for metric in ("cost", "cvar95")})
 
 
-_SWEEP = ("beta=0.05", "beta=0.1", "beta=0.25", "beta=0.4", "kappa=0", "kappa=0.1", "kappa=0.3", "alpha=0.9", "alpha=0.99",
-          "M=1", "M=3", "M=10")  # fmt: skip
+_SWEEP = ("beta=0.05", "beta=0.1", "beta=0.25", "beta=0.4", "kappa=0", "kappa=0.1", "kappa=0.3", "alpha=0.9",
+          "alpha=0.99", "M=1", "M=3", "M=10")  # fmt: skip
 
 
 def _lowest_tail(cells: Means, stats: Statistics) -> Answer:
@@ -267,7 +267,7 @@ def _single_critic(cells: Means, stats: Statistics) -> Answer:
 
 
 _ABLATION_CLAIMS = (
-    ("The spread penalty trades reward against CVaR", "removing it: Button1 both lower, Push1 both higher, Hopper both worse",
+    ("The spread penalty trades reward against CVaR", "without it: Button1 both lower, Push1 both higher, Hopper worse",
      f"Signs of six differences of means. Reproduced: all; partly: any. {_COMPLETE}", _no_penalty),
     ("Disagreement as a reward bonus raises navigation CVaR", "higher on Button1 and Push1",
      f"Signs of two differences. Reproduced: both; partly: one. {_COMPLETE}", _bonus),

@@ -35,17 +35,19 @@ MAIN_WINDOW, ABLATION_WINDOW = 25, 15
 """Records of the rolling means in the paper's curves of σ, and of its ablations."""
 
 COLOURS = {
-    "bcppo": "#D55E00", "cppo": "#0072B2", "qrppo": "#009E73", "ppolag": "#CC79A7", "cpo": "#56B4E9", "focops": "#B8860B",
-    "wcsac": "#4D4D4D", "ppopid": "#7B5EA7", "ppo": "#999999",
+    "bcppo": "#D55E00", "cppo": "#0072B2", "qrppo": "#009E73", "ppolag": "#CC79A7", "cpo": "#56B4E9",
+    "focops": "#B8860B", "wcsac": "#4D4D4D", "ppopid": "#7B5EA7", "ppo": "#999999",
 }  # fmt: skip
 MARKERS = {
-    "bcppo": "D", "cppo": "o", "qrppo": "s", "ppolag": "^", "cpo": "v", "focops": "P", "wcsac": "X", "ppopid": "<", "ppo": ">",
+    "bcppo": "D", "cppo": "o", "qrppo": "s", "ppolag": "^", "cpo": "v", "focops": "P", "wcsac": "X",
+    "ppopid": "<", "ppo": ">",
 }  # fmt: skip
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
-    "legend.fontsize": 7.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.6, "axes.axisbelow": True, "lines.linewidth": 1.3, "pdf.fonttype": 42, "axes.titlelocation": "left",
+    "legend.fontsize": 7.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#E4E4E4", "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "lines.linewidth": 1.3, "pdf.fonttype": 42, "axes.titlelocation": "left",
     "axes.titleweight": "bold", "axes.edgecolor": "#666666", "svg.hashsalt": "bcppo",
 }  # fmt: skip
 WIDTH = 7.0
@@ -85,12 +87,21 @@ def write_figures(figures: Sequence[Figure], folder: Path) -> list[Path]:
     for figure in figures:
         with matplotlib.rc_context(STYLE):
             drawn = figure.draw()
-            for kind, options in (("pdf", {"metadata": {"CreationDate": None}}), ("png", {"dpi": 170})):
-                path = folder / f"{figure.name}.{kind}"
-                write_atomically(path, lambda part, k=kind, o=options: drawn.savefig(part, format=k, **o))  # type: ignore[misc]
-        write_atomically(folder / f"{figure.name}.csv", lambda part, rows=figure.rows: rows.write_csv(part))  # type: ignore[misc]
+            drawn.draw_without_rendering()
+            drawn.set_layout_engine("none")  # laid out once, not again for each file
+            _save(folder / f"{figure.name}.pdf", drawn, {"format": "pdf", "metadata": {"CreationDate": None}})
+            _save(folder / f"{figure.name}.png", drawn, {"format": "png", "dpi": 170})
+        _write_csv(folder / f"{figure.name}.csv", figure.rows)
         images.append(folder / f"{figure.name}.png")
     return images
+
+
+def _save(path: Path, drawn: Any, options: dict[str, Any]) -> None:
+    write_atomically(path, lambda part: drawn.savefig(part, **options))
+
+
+def _write_csv(path: Path, rows: pl.DataFrame) -> None:
+    write_atomically(path, rows.write_csv)
 
 
 def _matplotlib() -> Any:
@@ -133,6 +144,14 @@ def _legend(place: Any, entries: dict[str, dict[str, Any]]) -> None:
     place.legend(handles, list(entries), loc="center", ncols=max(1, columns), frameon=False, handlelength=2.4)
 
 
+def _plain_log(axis: Any, ratio: float) -> None:
+    """Ticks at 1, 2 and 5 where a log axis is short, written as plain numbers."""
+    ticker = _matplotlib().ticker
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if ratio < 30 else (1,)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
 def _steps_axis(axis: Any, steps: int) -> None:
     unit, name = (1e6, "M") if steps >= 4e5 else (1e3, "k")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value / unit:g}{name}" if value else "0")
@@ -164,8 +183,10 @@ def _pareto(stats: Statistics) -> Figure:
         return figure
 
     caption = (
-        "Return against CVaR@95 of the cost per step (log axis); upper left is better. Bars: 95 % bootstrap intervals over "
-        "training seeds. Filled markers and the dark line: not dominated. Dashed: the cost limit. An open ring around a "
+        "Return against CVaR@95 of the cost per step (log axis); upper left is better. Bars: 95 % bootstrap "
+        "intervals over "
+        "training seeds. Filled markers and the dark line: not dominated. Dashed: the cost limit. An open ring "
+        "around a "
         "marker: seeds are missing."
     )
     return Figure("pareto", caption, draw, rows)
@@ -178,10 +199,7 @@ def _draw_pareto(axis: Any, rows: pl.DataFrame) -> None:
     left, right = min(positive) / 1.35, max(positive) * 1.35
     axis.set_xscale("log")
     axis.set_xlim(left, right)
-    ticker = _matplotlib().ticker
-    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if right < 30 * left else (1,)))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+    _plain_log(axis.xaxis, right / left)
     front = rows.filter("frontier").sort("cvar95")
     axis.plot(front["cvar95"].clip(left), front["return"], color="#333333", linewidth=1.1, zorder=1)
     for row in rows.sort("method").iter_rows(named=True):
@@ -234,7 +252,8 @@ def _ablation_curves(records: StudyRecords, quantity: str) -> list[Figure]:
         if own["variant"].n_unique() < 2:
             continue
         caption = (
-            f"{QUANTITIES[quantity]}: {ABLATION_WINDOW}-record rolling mean of each run; mean over training seeds, band ± "
+            f"{QUANTITIES[quantity]}: {ABLATION_WINDOW}-record rolling mean of each run; mean over training "
+            f"seeds, band ± "
             "their sample standard deviation."
         )
         found += _curve_figure(f"{name}_{quantity}", caption, own, quantity, None)
@@ -267,6 +286,8 @@ def _curve_figure(
             _steps_axis(axis, int(rows.filter(pl.col("task") == task)["step"].max()))  # type: ignore[arg-type]
             if quantity == "cost_cvar95":
                 axis.set_yscale("log")
+                low, high = axis.get_ylim()
+                _plain_log(axis.yaxis, high / low)
         for axis in axes[:: min(3, len(axes))]:
             axis.set_ylabel(QUANTITIES[quantity])
         _legend(place, {label(**line): _line(line, number) for number, line in enumerate(lines)})

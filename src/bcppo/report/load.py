@@ -98,18 +98,18 @@ def load_study(folder: str | Path) -> StudyRecords:
     pairs = [frames[row["id"]] for row in rows if row["usable"]]
     evaluations: list[Any] = [pair[0] for pair in pairs]
     progress: list[Any] = [pair[1] for pair in pairs]
-    return assemble(folder, (name, title), rows, evaluations, progress, problems)
+    return assemble(folder, (name, title), rows, (evaluations, progress), problems)
 
 
 def assemble(
     folder: Path,
     names: tuple[str, str],
     rows: list[dict[str, Any]],
-    evaluations: list[pl.DataFrame],
-    progress: list[pl.DataFrame],
+    frames: tuple[list[pl.DataFrame], list[pl.DataFrame]],
     problems: list[Problem],
 ) -> StudyRecords:
-    """Frames of single runs → the study's, after the checks that compare runs with each other."""
+    """Rows of runs, and their frames of evaluations and of progress → the study, after the checks across runs."""
+    evaluations, progress = frames
     runs = pl.DataFrame(rows, schema=RUNS)
     all_evaluations = pl.concat([_empty({"run": pl.String, **EVALUATIONS}), *evaluations])
     all_progress = pl.concat([_empty({"run": pl.String, **PROGRESS, "records": pl.Int64}), *progress])
@@ -120,9 +120,16 @@ def assemble(
     state = pl.col("id").replace_strict(kinds, default=pl.col("state"), return_dtype=pl.String)
     runs = runs.with_columns(state=state, usable=pl.col("usable") & ~pl.col("id").is_in(list(kinds)))
     good = runs.filter("usable").select(run="id")
-    kept = (frame.join(good, on="run", how="semi", maintain_order="left") for frame in (all_evaluations, all_progress))
     mixed = _mixed_provenance(runs.filter("usable"))
-    return StudyRecords(folder, *names, runs, *kept, tuple([*problems, *bad, *mixed]))
+    return StudyRecords(
+        folder=folder,
+        name=names[0],
+        title=names[1],
+        runs=runs,
+        evaluations=all_evaluations.join(good, on="run", how="semi", maintain_order="left"),
+        progress=all_progress.join(good, on="run", how="semi", maintain_order="left"),
+        problems=(*problems, *bad, *mixed),
+    )
 
 
 # --- one run ---
@@ -332,6 +339,10 @@ def _unsound(row: dict[str, Any]) -> str:
         return "an evaluation episode has a value that is missing or not finite"
     if not row["updates_finite"] or not row["ordered"]:
         return "its updates are out of order or hold a number that is not finite"
+    return _not_the_protocol(row)
+
+
+def _not_the_protocol(row: dict[str, Any]) -> str:
     if not row["deterministic"]:
         return "its final evaluation has sampled actions, not deterministic ones"
     count = row["eval_episodes"]

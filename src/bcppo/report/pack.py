@@ -21,7 +21,7 @@ from bcppo.report.entries import Problem, StudyError, read_entries, settings_of
 from bcppo.report.load import EVALUATIONS, PROGRESS, StudyRecords, assemble, load_study, read_frame, run_row
 
 EVERY = 5
-"""Updates to a row of a packed curve. 5 divides the paper's rolling windows of 15 and 25 records, so those stay exact."""
+"""Updates to a row of a packed curve. 5 divides the paper's rolling windows of 15 and 25 records: those stay exact."""
 
 AVERAGED = ("mean_cost", "sigma_c", "multiplier")
 """Measured anew at each update, so a thinned row holds their mean; the rest are running statistics: the last counts."""
@@ -97,7 +97,7 @@ def load_packed(folder: Path) -> StudyRecords:
             state = row["state"]
         rows.append(run_row(entry, settings, provenance, state))
         problems += [Problem(entry.id, *pair) for pair in json.loads(row["problems"])]
-    return assemble(folder, (name, title), rows, [episodes], [progress], problems)
+    return assemble(folder, (name, title), rows, ([episodes], [progress]), problems)
 
 
 def _runs(records: StudyRecords, study: str) -> pl.DataFrame:

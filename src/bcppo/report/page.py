@@ -25,8 +25,8 @@ from bcppo.report.tables import Table, Value, mark, tables_of, to_csv, to_latex,
 
 VERDICTS = {REPRODUCED: ("reproduced", "✓"), PARTLY: ("partly", "◐"), NOT: ("not", "✗"), OPEN: ("open", "…")}
 SECTIONS = {
-    "claims": "Claims", "plot-section": "Reward and tail", "tables": "Tables", "curves-section": "Curves", "runs": "Runs",
-    "figures": "Figures", "provenance": "Provenance", "problems": "Problems", "commands": "Commands",
+    "claims": "Claims", "plot-section": "Reward and tail", "tables": "Tables", "curves-section": "Curves",
+    "runs": "Runs", "figures": "Figures", "provenance": "Provenance", "problems": "Problems", "commands": "Commands",
 }  # fmt: skip
 
 
@@ -52,7 +52,10 @@ def write_report(study: str | Path, out: str | Path | None = None) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda part: part.write_text(text, encoding="utf-8") and None)
+    def fill(part: Path) -> None:
+        part.write_text(text, encoding="utf-8")
+
+    write_atomically(path, fill)
 
 
 def render_page(
@@ -112,7 +115,7 @@ def _facts(records: StudyRecords, stats: Statistics) -> str:
         (f"{stats.cells.height} cells", False),
         (f"{len(records.problems)} problem{'s' * (len(records.problems) != 1)}", bool(records.problems)),
     ]
-    return "".join(f'<li{" class=warn" if warn else ""}>{html.escape(text)}</li>' for text, warn in facts)
+    return "".join(f"<li{' class=warn' if warn else ''}>{html.escape(text)}</li>" for text, warn in facts)
 
 
 def _claims(claims: Sequence[Claim]) -> str:
@@ -130,12 +133,14 @@ def _claims(claims: Sequence[Claim]) -> str:
             f"<dt>ours</dt><dd>{html.escape(claim.ours)}</dd></dl>"
             f"<details><summary>rule and details</summary>{html.escape(claim.rule)}{more}</details></article>"
         )
-    return f'<p class="lead">The paper\'s claims and what this study says to each: {lead}.</p><div class="claims">{"".join(cards)}</div>'
+    lead = f'<p class="lead">The paper\'s claims and what this study says to each: {lead}.</p>'
+    return f'{lead}<div class="claims">{"".join(cards)}</div>'
 
 
 def _plot() -> str:
     return (
-        '<p class="lead">Mean Return against mean CVaR@95; upper left is better. Bars are 95 % bootstrap intervals over '
+        '<p class="lead">Mean Return against mean CVaR@95; upper left is better. Bars are 95 % bootstrap '
+        "intervals over "
         "training seeds; filled markers and the line are not dominated; dashed is the cost limit. Hover or tab to a "
         'marker for its numbers.</p><div class="card"><div class="controls legend"><span class="gap"></span>'
         '<button type="button" data-show="paper" aria-pressed="false">paper\'s means</button>'
@@ -156,11 +161,12 @@ def _table(table: Table) -> str:
         body.append(f"<tr{' class=rule' if number in table.rules else ''}>{first}{cells}</tr>")
     notes = "".join(f"<li>{mark(i)}: {html.escape(note)}</li>" for i, note in enumerate(table.notes))
     notes = f'<ul class="notes">{notes}</ul>' if notes else ""
+    opened = " open" if table.name in ("main", "ablations") else ""
     return (
-        f'<div class="card table"><details{" open" if table.name in ("main", "ablations") else ""}><summary><b>{title}</b>'
-        f'</summary><div class="scroll"><table class="sortable" id="table-{html.escape(table.name)}"><thead><tr>{head}</tr>'
-        f'</thead><tbody>{"".join(body)}</tbody></table></div><p class="caption">{html.escape(table.caption)}</p>{notes}'
-        "</details></div>"
+        f'<div class="card table"><details{opened}><summary><b>{title}</b></summary><div class="scroll">'
+        f'<table class="sortable" id="table-{html.escape(table.name)}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+        f'<p class="caption">{html.escape(table.caption)}</p>{notes}</details></div>'
     )
 
 
@@ -181,24 +187,25 @@ def _cell(table: Table, cell: str | Value) -> str:
 
 def _curves(curves: dict[str, Any]) -> str:
     options = "".join(
-        f'<option value="{html.escape(key)}">{html.escape(value["label"])}</option>'
-        for key, value in curves.items()
+        f'<option value="{html.escape(key)}">{html.escape(value["label"])}</option>' for key, value in curves.items()
     )
     if not options:
         return '<p class="lead">No curves are on record.</p>'
     return (
         '<p class="lead" id="curves-note"></p><div class="card"><div class="controls legend"><span class="gap"></span>'
-        f'<select id="quantity" aria-label="Quantity">{options}</select></div><div id="curves" class="panels"></div></div>'
+        f'<select id="quantity" aria-label="Quantity">{options}</select></div><div id="curves" '
+        f'class="panels"></div></div>'
     )
 
 
+_RUN_COLUMNS = ("Seed", "State", "Return", "Cost", "CVaR@95", "Safety Rate", "λ&gt;0 share")
 _RUNS = (
-    '<p class="lead">Every run of the study. Open one for its evaluation episodes, its provenance and the command that '
-    'makes it.</p><div class="card"><div class="controls"><input id="runs-search" type="search" placeholder="filter: goal1 '
-    'bcppo seed0" aria-label="Filter runs"><span id="runs-count"></span></div><div class="scroll"><table id="runs-table" '
-    'class="sortable"><thead><tr><th>Run</th><th class="n">Seed</th><th class="n">State</th><th class="n">Return</th>'
-    '<th class="n">Cost</th><th class="n">CVaR@95</th><th class="n">Safety Rate</th><th class="n">λ&gt;0 share</th></tr>'
-    "</thead><tbody></tbody></table></div></div>"
+    '<p class="lead">Every run of the study. Open one for its evaluation episodes, its provenance and the command '
+    'that makes it.</p><div class="card"><div class="controls"><input id="runs-search" type="search" '
+    'placeholder="filter: goal1 bcppo seed0" aria-label="Filter runs"><span id="runs-count"></span></div>'
+    '<div class="scroll"><table id="runs-table" class="sortable"><thead><tr><th>Run</th>'
+    + "".join(f'<th class="n">{name}</th>' for name in _RUN_COLUMNS)
+    + "</tr></thead><tbody></tbody></table></div></div>"
 )
 
 
@@ -209,8 +216,10 @@ def _figures(figures: Sequence[tuple[Figure, Path]]) -> str:
     for figure, image in figures:
         payload = base64.b64encode(image.read_bytes()).decode()
         shown.append(
-            f'<figure class="card"><img alt="{html.escape(figure.caption, quote=True)}" src="data:image/png;base64,{payload}">'
-            f'<figcaption class="caption">{html.escape(figure.caption)} <code>figures/{html.escape(figure.name)}.pdf</code>, '
+            f'<figure class="card"><img alt="{html.escape(figure.caption, quote=True)}" '
+            f'src="data:image/png;base64,{payload}">'
+            f'<figcaption class="caption">{html.escape(figure.caption)} '
+            f"<code>figures/{html.escape(figure.name)}.pdf</code>, "
             "<code>.png</code>, <code>.csv</code></figcaption></figure>"
         )
     return f'<div class="figures">{"".join(shown)}</div>'
@@ -230,9 +239,11 @@ def _provenance(records: StudyRecords) -> str:
         f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in protocols.iter_rows()
     )
     return (
-        '<div class="card"><div class="scroll"><table><thead><tr><th class="n">Runs</th><th>Revision</th><th>Python</th>'
-        f'<th>Device</th><th>Libraries</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        "<details><summary>Protocol identifiers</summary><div class=scroll><table><thead><tr><th>Task</th><th>Method</th>"
+        '<div class="card"><div class="scroll"><table><thead><tr><th '
+        'class="n">Runs</th><th>Revision</th><th>Python</th>'
+        f"<th>Device</th><th>Libraries</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        "<details><summary>Protocol identifiers</summary><div "
+        "class=scroll><table><thead><tr><th>Task</th><th>Method</th>"
         f"<th>Variant</th><th>Protocol</th></tr></thead><tbody>{listed}</tbody></table></div></details></div>"
     )
 
@@ -251,7 +262,11 @@ def _commands(records: StudyRecords) -> str:
     folder = shlex.quote(str(records.folder))
     lines = [
         ("This page, the tables and the figures", f"bcppo report {folder}"),
-        ("The study's published form: raw episodes, thinned curves, configs and provenance", f"bcppo pack {folder} OUT"),
+        (
+            "The study's published form: raw episodes, thinned curves, configs and provenance",
+            f"bcppo pack {folder} OUT",
+        ),
     ]
     shown = "".join(f"<h3>{html.escape(what)}</h3><pre><code>{html.escape(line)}</code></pre>" for what, line in lines)
-    return f'<div class="card">{shown}<p class="caption">The command that makes a single run stands with the run, above.</p></div>'
+    note = '<p class="caption">The command that makes a single run stands with the run, above.</p>'
+    return f'<div class="card">{shown}{note}</div>'

@@ -60,7 +60,8 @@ def _points(stats: Statistics, index: dict[tuple[str, str], int]) -> list[dict[s
         plain = row["variant"] == ""
         points.append({
             "task": row["task"], "series": index[row["method"], row["variant"]], "seeds": row["seeds"],
-            "expected": row["expected"], "ret": row["return"], "retLow": row["return_low"], "retHigh": row["return_high"],
+            "expected": row["expected"], "ret": row["return"], "retLow": row["return_low"],
+            "retHigh": row["return_high"],
             "cvar": row["cvar95"], "cvarLow": row["cvar95_low"], "cvarHigh": row["cvar95_high"], "cost": row["cost"],
             "frontier": plain and (row["task"], row["method"]) in front,
         })  # fmt: skip
@@ -97,8 +98,16 @@ def _curves(records: StudyRecords, index: dict[tuple[str, str], int]) -> dict[st
             })  # fmt: skip
         if lines:
             band = "sample standard deviation" if ablated else "standard error"
-            how = f"{window}-record rolling mean of each run" if update else "over the last 100 training episodes of a run"
-            shown[quantity] = {"label": name, "lines": lines, "note": f"{name}, {how}. Mean over training seeds ± {band}."}
+            how = (
+                f"{window}-record rolling mean of each run"
+                if update
+                else "over the last 100 training episodes of a run"
+            )
+            shown[quantity] = {
+                "label": name,
+                "lines": lines,
+                "note": f"{name}, {how}. Mean over training seeds ± {band}.",
+            }
     return shown
 
 
@@ -118,7 +127,12 @@ def _runs(records: StudyRecords, stats: Statistics, index: dict[tuple[str, str],
     order = {task: number for number, task in enumerate(in_order(records.runs["task"], TASKS))}
     rows = sorted(
         records.runs.iter_rows(named=True),
-        key=lambda row: (order[row["task"]], index[row["method"], row["variant"]], variant_key(row["variant"]), row["seed"]),
+        key=lambda row: (
+            order[row["task"]],
+            index[row["method"], row["variant"]],
+            variant_key(row["variant"]),
+            row["seed"],
+        ),
     )
     shown = []
     for row in rows:
@@ -131,7 +145,8 @@ def _runs(records: StudyRecords, stats: Statistics, index: dict[tuple[str, str],
             "share": share if share is not None and math.isfinite(share) else None,
             "episodes": episodes.get(row["id"], []), "problems": problems.get(row["id"], []),
             "protocol": row["protocol"], "revision": row["revision"], "device": row["device"], "python": row["python"],
-            "differs": row["differs"] or "", "command": train_command(row["id"], row["method"], json.loads(row["config"])),
+            "differs": row["differs"] or "",
+            "command": train_command(row["id"], row["method"], json.loads(row["config"])),
         })  # fmt: skip
     return shown
 
@@ -145,7 +160,18 @@ def train_command(run: str, method: str, values: dict[str, Any]) -> str:
     if config is None:
         return "not known: the run's settings are of another version"
     ours, preset = to_json(config), to_json(paper_preset(type(config), config.task))
-    words = ["bcppo", "train", "--task", config.task, "--method", method, "--seed", str(config.seed), "--out", f"runs/{run}"]
+    words = [
+        "bcppo",
+        "train",
+        "--task",
+        config.task,
+        "--method",
+        method,
+        "--seed",
+        str(config.seed),
+        "--out",
+        f"runs/{run}",
+    ]
     for field in dataclasses.fields(config):
         value, flag = ours[field.name], field.name.replace("_", "-")
         if field.name in ("task", "seed") or value == preset[field.name]:

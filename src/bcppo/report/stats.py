@@ -60,12 +60,14 @@ def run_metrics(records: StudyRecords) -> pl.DataFrame:
     runs = records.runs.filter("usable").select(*CELL, "seed", "limit_rate", "paper", run="id")
     table = runs.join(by_run, on="run", how="inner", maintain_order="left").join(shares, on="run", how="left")
     metrics = [_metrics(row) for row in table.iter_rows(named=True)]
-    schema = dict.fromkeys(("return", "cost", "native_cost", "length", "cvar95", "safety_rate", "worst_gap"), pl.Float64)
+    schema = dict.fromkeys(
+        ("return", "cost", "native_cost", "length", "cvar95", "safety_rate", "worst_gap"), pl.Float64
+    )
     return table.drop(columns).hstack(pl.DataFrame(metrics, schema=schema))
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, float]:
-    """One policy's metrics. Sums are exact, so that they depend neither on the order of episodes nor on how they lie."""
+    """One policy's metrics. Sums are exact, so that the order of episodes does not matter."""
     rates, limit = row["cost_rate"], row["limit_rate"]
     tail = conditional_value_at_risk(rates, CVAR_LEVEL)
     return {
@@ -212,7 +214,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def with_frontier(cells: pl.DataFrame) -> pl.DataFrame:
-    """Cells that have a mean, with a column `frontier`: not dominated among the methods of its task (variants apart)."""
+    """Cells that have a mean, with a column `frontier`: not dominated among its task's methods (variants apart)."""
     plain = cells.filter(pl.col("variant") == "", pl.col("return").is_not_null())
     parts = []
     for _, group in plain.group_by("task", maintain_order=True):

@@ -85,8 +85,8 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
         }
         is_bold: IsBold = lambda task, method, metric: (task, method) in bold and metric in ("return", "cvar95")  # noqa: E731
         caption = _MAIN_CAPTION + cells.provisional_bold()
-        tables.append(_layout(cells, "main", caption, columns, MAIN_METRICS, is_bold))
-        tables.append(_layout(cells, "more_metrics", _MORE_CAPTION, columns, MORE_METRICS))
+        tables.append(_layout(cells, ("main", caption), columns, MAIN_METRICS, is_bold))
+        tables.append(_layout(cells, ("more_metrics", _MORE_CAPTION), columns, MORE_METRICS))
         tables.append(_beside(cells, "paper_and_ours", columns))
         tables.append(_intervals(cells, columns))
     if stats.comparisons.height:
@@ -94,19 +94,21 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
     variants = cells.variants()
     if variants:
         rows = [("bcppo", ""), *variants] if cells.has("bcppo", "") else variants
-        tables.append(_layout(cells, "ablations", _ABLATION_CAPTION, rows, MAIN_METRICS))
-        tables.append(_layout(cells, "ablations_more", _MORE_CAPTION, rows, MORE_METRICS))
+        tables.append(_layout(cells, ("ablations", _ABLATION_CAPTION), rows, MAIN_METRICS))
+        tables.append(_layout(cells, ("ablations_more", _MORE_CAPTION), rows, MORE_METRICS))
         tables.append(_beside(cells, "ablations_paper_and_ours", rows))
     return tables
 
 
 _MAIN_CAPTION = (
-    "Mean ± sample standard deviation over training seeds, from the final evaluation episodes. Higher Return is better, "
+    "Mean ± sample standard deviation over training seeds, from the final evaluation episodes. Higher Return is "
+    "better, "
     "lower Cost and CVaR@95 (both per step) are better. Bold Return and CVaR@95: no other method shown has a mean pair "
     "with no lower Return and no higher CVaR@95, one of them strictly."
 )
 _MORE_CAPTION = (
-    "Safety Rate: share of evaluation episodes whose mean cost per step is within the limit. Worst Gap: CVaR@95 less the "
+    "Safety Rate: share of evaluation episodes whose mean cost per step is within the limit. Worst Gap: CVaR@95 "
+    "less the "
     "limit. λ>0 share: updates with a positive multiplier. Mean ± sample standard deviation over training seeds."
 )
 _ABLATION_CAPTION = (
@@ -177,7 +179,7 @@ def _digits(metric: str, mean: float, *, ablated: bool) -> int:
 
 
 def _layout(
-    cells: Cells, name: str, caption: str, rows: Sequence[tuple[str, str]], metrics: dict[str, str],
+    cells: Cells, titles: tuple[str, str], rows: Sequence[tuple[str, str]], metrics: dict[str, str],
     is_bold: IsBold | None = None,
 ) -> Table:  # fmt: skip
     """Methods or variants down, tasks across, metrics under each other: the paper's layout."""
@@ -190,7 +192,7 @@ def _layout(
             lines.append((label(method, variant) if number == 0 else "", title, *values))
     header = ("Variant" if any(variant for _, variant in rows) else "Method", "Metric", *map(task_label, cells.tasks))
     step = len(metrics)
-    return Table(name, caption, header, tuple(lines), tuple(range(step - 1, len(lines) - 1, step)))
+    return Table(*titles, header, tuple(lines), tuple(range(step - 1, len(lines) - 1, step)))
 
 
 def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
@@ -203,7 +205,11 @@ def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
                 experiment, note = cells.experiment(task, method, variant)
                 printed = paper_value(experiment, task, method, variant, metric)
                 ours = cells.value(task, method, variant, metric)
-                line.append(Value(*printed, digits=_digits(metric, printed[0], ablated=cells.ablated)) if printed else Value(None))
+                line.append(
+                    Value(*printed, digits=_digits(metric, printed[0], ablated=cells.ablated))
+                    if printed
+                    else Value(None)
+                )
                 line.append(
                     replace(ours, note="; ".join(filter(None, (ours.note, note if ours.mean is not None else ""))))
                 )
@@ -255,12 +261,14 @@ def _comparisons(stats: Statistics, expected: int) -> Table:
             Value(row["improves_return"], digits=2), Value(row["improves_cvar95"], digits=2),
         ))  # fmt: skip
     header = (
-        "Task", "Comparator", "BCPPO's mean pair", "Return difference", "CVaR@95 difference", "Both intervals favour BCPPO",
-        "P(better Return)", "P(lower CVaR@95)",
+        "Task", "Comparator", "BCPPO's mean pair", "Return difference", "CVaR@95 difference",
+        "Both intervals favour BCPPO", "P(better Return)", "P(lower CVaR@95)",
     )  # fmt: skip
     caption = (
-        "BCPPO less the comparator, paired by training seed, with 95 % percentile bootstrap intervals over the pairs; not "
-        "corrected for two axes or many comparisons. P: share of all pairs of runs in which BCPPO's is better, ties half."
+        "BCPPO less the comparator, paired by training seed, with 95 % percentile bootstrap intervals over the "
+        "pairs; not "
+        "corrected for two axes or many comparisons. P: share of all pairs of runs in which BCPPO's is better, "
+        "ties half."
     )
     return Table("comparisons", caption, header, tuple(lines))
 
