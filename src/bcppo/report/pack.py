@@ -18,7 +18,8 @@ from bcppo.config import digest
 from bcppo.errors import ConfigError
 from bcppo.records import FINISHED, FolderError, write_atomically, write_rows
 from bcppo.report.entries import Problem, StudyError, read_entries, settings_of
-from bcppo.report.load import EVALUATIONS, PROGRESS, StudyRecords, assemble, load_study, read_frame, run_row
+from bcppo.report.load import StudyRecords, assemble, load_study, read_frame, run_row
+from bcppo.report.schema import EVALUATIONS, PROGRESS
 
 EVERY = 5
 """Updates to a row of a packed curve. 5 divides the paper's rolling windows of 15 and 25 records: those stay exact."""

@@ -15,9 +15,10 @@ from string import Template
 from typing import Any
 
 from bcppo.records import write_atomically
+from bcppo.report.canvas import Figure
 from bcppo.report.claims import NOT, OPEN, PARTLY, REPRODUCED, Claim, claims_of
 from bcppo.report.entries import StudyError
-from bcppo.report.figures import Figure, figures_of, write_figures
+from bcppo.report.figures import figures_of, write_figures
 from bcppo.report.load import StudyRecords, load_study
 from bcppo.report.pagedata import page_data
 from bcppo.report.stats import Statistics, statistics

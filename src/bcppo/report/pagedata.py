@@ -11,9 +11,10 @@ from typing import Any
 import polars as pl
 
 from bcppo.config import paper_preset, to_json
+from bcppo.report.canvas import COLOURS
 from bcppo.report.curves import QUANTITIES, curves
 from bcppo.report.entries import typed_config
-from bcppo.report.figures import ABLATION_WINDOW, COLOURS, MAIN_WINDOW
+from bcppo.report.figures import ABLATION_WINDOW, MAIN_WINDOW
 from bcppo.report.load import StudyRecords
 from bcppo.report.names import METHODS, TASKS, in_order, label, task_label, variant_key
 from bcppo.report.paper_tables import paper_value
