@@ -25,10 +25,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 OUT ?= $(shell n=1; while [ -e runs/train-$$n ]; do n=$$((n + 1)); done; echo runs/train-$$n)
 OUT := $(OUT)
 ARGS ?=
+BUNDLE ?= dist/bundle
+NODE_PYTHON ?= 3.12
 BENCHES ?= $(wildcard bench/simulators.py bench/training.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-full check lint types imports bench clean preflight
+.PHONY: help setup train test test-full check lint types imports bench bundle clean preflight
 
 help: ## list the targets
 	@echo "bcppo: make TARGET [STACK=paper|modern] [PYTHON=python3.11]"
@@ -69,6 +71,9 @@ imports: $(READY)
 bench: $(READY) ## run the benchmarks one after another (BENCHES= picks, ARGS= goes to each)
 	@test -n "$(BENCHES)" || echo "There is no benchmark in bench/ yet."
 	@set -e; for script in $(BENCHES); do echo "==> $$script on the $(STACK) stack."; $(BIN)/python $$script $(ARGS); done
+
+bundle: $(READY) ## pack what a GPU node without a network needs (NODE_PYTHON=3.12, BUNDLE= names the folder)
+	@scripts/bundle.sh $(BIN)/python $(BUNDLE) $(NODE_PYTHON)
 
 clean: ## remove environments, builds and caches; run folders stay
 	rm -rf .venv-paper .venv-modern build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache .import_linter_cache

@@ -121,8 +121,8 @@ def measure_update(task: str, observation: int, action: int, tries: int = 15) ->
 
     from bcppo.algorithms.batch import Batch
     from bcppo.algorithms.bcppo import BCPPO
-    from bcppo.config import BCPPOConfig
     from bcppo.nets import keep_freed_memory
+    from bcppo.settings import BCPPOConfig
     from bcppo.streams import Streams
 
     torch.set_num_threads(1)

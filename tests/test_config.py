@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcppo.config import BCPPOConfig, from_json, paper_preset, protocol_id, to_json
+from bcppo.config import from_json, protocol_id, to_json
 from bcppo.errors import ConfigError
 from bcppo.run import make_config
+from bcppo.settings import BCPPOConfig, paper_preset
 from bcppo.tasks.table import TASKS
 
 NAN, INF = math.nan, math.inf

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,8 +24,9 @@ from bcppo.evaluation import evaluate
 from bcppo.policy import NumpyPolicy, load_policy
 from bcppo.records import FolderError, RunFolder, read_json, read_tensors, write_json, write_tensors
 from bcppo.rollout import Collector
-from bcppo.run import Run, make_config, resume, train
+from bcppo.run import Run, resume, train
 from bcppo.watch import Watch
+from bcppo.worker import own_environment
 
 TINY = {
     "steps": 160, "rollout": 20, "minibatch": 10, "epochs": 1, "hidden": (8,), "cost_limit_rate": 0.3,
@@ -103,7 +105,7 @@ def test_a_cost_that_is_no_cost_is_named(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "run").status() == {"state": "failed", "message": one_sentence(error)}
 
 
-def test_an_environment_process_that_dies_is_reported_and_the_run_can_go_on(tmp_path: Path) -> None:
+def test_an_environment_process_that_dies_is_started_again_and_nothing_changes(tmp_path: Path) -> None:
     settings = TINY | {"task": "tiny_cmdp:make", "num_envs": 2}
     expected = results(train(out=tmp_path / "whole", **settings).path)
     start, killed = Run.record, []
@@ -111,18 +113,32 @@ def test_an_environment_process_that_dies_is_reported_and_the_run_can_go_on(tmp_
     class Murdered(Run):
         def record(self, *arguments):
             start(self, *arguments)
-            if self.step == 60:
-                self.collectors[1]._process.kill()
-                killed.append(self.collectors[1]._process.pid)
+            if self.step in (60, 100):
+                os.kill(self.collectors[1].worker.pid, signal.SIGKILL)
+                killed.append(self.collectors[1].worker.pid)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bcppo.run.Run", Murdered)
-        with pytest.raises(BcppoError, match=r"An environment's process died; the run can be resumed") as error:
-            train(out=tmp_path / "run", **settings)
-    assert killed
-    assert RunFolder(tmp_path / "run").status() == {"state": "failed", "message": one_sentence(error)}
-    resume(tmp_path / "run")
+        train(out=tmp_path / "run", **settings)
+    assert len(set(killed)) == 2
     assert results(tmp_path / "run") == expected
+
+
+def make_deadly() -> TinyCMDP:
+    """An environment whose process does not live to see the end of an episode."""
+
+    class Deadly(TinyCMDP):
+        def step(self, action):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Deadly()
+
+
+def test_an_environment_process_that_dies_again_and_again_is_reported(tmp_path: Path) -> None:
+    settings = TINY | {"task": "test_faults:make_deadly", "num_envs": 2}
+    with pytest.raises(BcppoError, match=r"process died 3 times in a row; the run can be resumed") as error:
+        train(out=tmp_path / "run", **settings)
+    assert RunFolder(tmp_path / "run").status() == {"state": "failed", "message": one_sentence(error)}
 
 
 # --- a full disk ---
@@ -414,10 +430,7 @@ def assert_diverged(folder: RunFolder, sentence: str, steps: list[int]) -> None:
 
 
 def test_an_action_that_is_not_finite_is_the_policys_fault_where_the_observation_is_fine() -> None:
-    config = make_config("bcppo", "own", **TINY)
-    collector = Collector(
-        Run("bcppo", config, RunFolder("unused"), TinyCMDP).make_env, np.random.default_rng(0), np.random.default_rng(1)
-    )
+    collector = Collector(own_environment(TinyCMDP, 0.3), np.random.default_rng(0), np.random.default_rng(1))
     weights = {"weight0": np.zeros((2, 1)), "bias0": np.array([np.nan]), "log_std": np.zeros(1)}
     with pytest.raises(Diverged, match="the policy's action is not finite"):
         collector.collect(NumpyPolicy(weights, np.array([-1.0]), np.array([1.0])), 5)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from tiny_cmdp import HORIZON, TinyCMDP, optimum
 
-from bcppo.config import BCPPOConfig
 from bcppo.evaluation import evaluate
 from bcppo.policy import load_policy
 from bcppo.records import RunFolder
 from bcppo.run import Run, Trainer
+from bcppo.settings import BCPPOConfig
 from bcppo.watch import Watch
 
 PROBLEMS: dict[str, tuple[tuple[float, float], float]] = {

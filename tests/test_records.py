@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import bcppo
 from bcppo.algorithms import CONFIGS
-from bcppo.config import BCPPOConfig, protocol_id
+from bcppo.config import protocol_id
 from bcppo.errors import BcppoError
 from bcppo.records import (
     FORMAT,
@@ -35,6 +35,7 @@ from bcppo.records import (
     write_rows,
     write_tensors,
 )
+from bcppo.settings import BCPPOConfig
 
 SOURCE = Path(bcppo.__file__).parent
 TENSORS = {

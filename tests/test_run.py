@@ -15,13 +15,13 @@ import pytest
 from tiny_cmdp import HORIZON, TinyCMDP
 
 import bcppo
-from bcppo.config import BCPPOConfig
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.evaluation import evaluate, evaluate_policy, summarize
 from bcppo.math.cvar import conditional_value_at_risk
+from bcppo.pool import RemoteCollector
 from bcppo.records import RunFolder
 from bcppo.run import Run, make_config, resume, train
-from bcppo.worker import RemoteCollector
+from bcppo.settings import BCPPOConfig
 
 RESULTS = (
     "progress.parquet", "episodes.parquet", "evaluations.parquet", "progress.sum", "episodes.sum", "evaluations.sum",
@@ -227,12 +227,12 @@ def test_environment_processes_import_no_torch(tmp_path: Path) -> None:
         assert len(run.collectors) == 2
         for collector in run.collectors:
             assert isinstance(collector, RemoteCollector)
-            loaded = Path(f"/proc/{collector._process.pid}/maps").read_text()
+            loaded = Path(f"/proc/{collector.worker.pid}/maps").read_text()
             assert "libmujoco" in loaded
             assert "torch" not in loaded
     finally:
         run.close()
-    assert all(collector._process.poll() is not None for collector in run.collectors)
+    assert not any(collector.worker.alive for collector in run.collectors)
 
 
 def test_an_environment_of_ones_own_runs_in_processes_by_name(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ _LATE = {
     "make_config": "bcppo.run",
     "resume": "bcppo.run",
     "train": "bcppo.run",
+    "train_fleet": "bcppo.fleet",
 }
 __all__ = ["TASKS", "BcppoError", "ConfigError", "Task", "__version__", "make_task"]
 

@@ -18,6 +18,7 @@ USAGE = """usage: bcppo COMMAND …
 
   train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume     go on with an interrupted run         bcppo resume runs/first
+  fleet      train many runs at once               bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
   report     a study's tables, figures and page    bcppo report results/main --open
   pack       a study in its published form         bcppo pack studies/main results/main
@@ -91,12 +92,41 @@ class _Pack:
     """Updates to a row of the packed curves."""
 
 
+@dataclass(frozen=True)
+class _Fleet:
+    """Train every task with every method and seed, many at once; the same command goes on with what is unfinished."""
+
+    out: Path
+    """Folder to make the runs' folders in."""
+    tasks: tuple[str, ...] = ("goal1",)
+    """Tasks."""
+    methods: tuple[str, ...] = ("bcppo",)
+    """Methods, each with the paper's settings."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Training seeds."""
+    vary: tuple[str, ...] = ()
+    """Settings to change: NAME=VALUE, or NAME=VALUE,VALUE,… to train each combination."""
+    workers: int = 0
+    """Processes that simulate; 0 for one a core."""
+    device: str = "auto"
+    """Where learners compute: cpu, cuda or auto."""
+    worker_python: str | None = None
+    """Another Python for the workers of a GPU's fleet, such as one with the paper's release of MuJoCo."""
+    tf32: bool = False
+    """Let a GPU round products to TF32."""
+    quiet: bool = False
+    """Print nothing while training."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    commands = {"train": _train, "resume": _resume, "evaluate": _evaluate, "tasks": _tasks, "methods": _methods}
+    commands = {
+        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate,
+        "tasks": _tasks, "methods": _methods,
+    }  # fmt: skip
     commands |= {"report": _report, "pack": _pack}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -143,9 +173,32 @@ def _train(arguments: list[str]) -> None:
     print(f"run folder: {folder.path}")
 
 
+def _fleet(arguments: list[str]) -> None:
+    options = tyro.cli(_Fleet, args=arguments, prog="bcppo fleet")
+    from bcppo.fleet import train_fleet, vary
+    from bcppo.records import FINISHED
+    from bcppo.watch import FleetWatch
+
+    runs = vary(options.methods, options.tasks, options.seeds, options.vary)
+    folders = train_fleet(
+        runs,
+        out=options.out,
+        workers=options.workers or None,
+        device=options.device,
+        worker_python=options.worker_python,
+        tf32=options.tf32,
+        watch=FleetWatch(bar=not options.quiet),
+    )
+    states = {folder.path.name: folder.status() for folder in folders}
+    unfinished = [f"{name} ({state['state']})" for name, state in states.items() if state["state"] != FINISHED]
+    if unfinished:
+        raise BcppoError(f"{len(unfinished)} of {len(folders)} runs did not finish: {', '.join(unfinished)}.")
+    print(f"{len(folders)} runs finished; their folders are in {options.out}")
+
+
 def _parse(arguments: list[str]) -> tuple[_Train, Any]:
     """Train's options, and the preset's config with the flags applied: every field of the method's config is a flag."""
-    from bcppo.config import paper_preset
+    from bcppo.settings import paper_preset
 
     method, preset = _flag(arguments, "method") or "bcppo", _flag(arguments, "preset") or "paper"
     if method not in METHODS:

@@ -19,7 +19,11 @@ class MissingDependency(BcppoError, ImportError):
 
 
 class Diverged(BcppoError, ArithmeticError):
-    """A number that should be finite is not."""
+    """A number that should be finite is not; in a stack of runs, `run` says whose, where that is known."""
+
+    def __init__(self, sentence: str, run: int | None = None) -> None:
+        super().__init__(sentence)
+        self.run = run
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:

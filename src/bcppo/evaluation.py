@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 
 from bcppo.algorithms import CONFIGS
 from bcppo.config import EVAL_FIRST_SEED
+from bcppo.episodes import Episode, evaluate_policy
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.math.cvar import conditional_value_at_risk
-from bcppo.policy import NumpyPolicy, load_policy
+from bcppo.policy import load_policy
 from bcppo.records import RunFolder
 from bcppo.rollout import MakeEnv
 from bcppo.worker import environment_factory, own_environment
 
 CVAR_LEVEL = 0.95
-Episode = dict[str, float]
 
 
 def evaluate(
@@ -56,49 +55,4 @@ def summarize(episodes: Sequence[Episode], limit_rate: float) -> dict[str, float
         "worst_gap": cvar - limit_rate,
         "native_cost": float(np.mean([episode["native_cost"] for episode in episodes])),
         "length": float(np.mean([episode["length"] for episode in episodes])),
-    }
-
-
-def evaluate_policy(
-    policy: NumpyPolicy | None, env: gymnasium.Env, seeds: Iterable[int], *, stochastic: bool = False
-) -> list[Episode]:
-    """One row an episode: reset seed, return (undiscounted sum), cost rate (mean cost per step), native cost (sum),
-    boundary hits (steps), length (steps).
-
-    `stochastic` samples actions instead of taking the mean, with noise seeded by the episode. `policy` None acts
-    uniformly at random in the action space.
-    """
-    env.reset(seed=0)  # see Collector: a fresh environment may differ from a used one
-    return [_episode(policy, env, seed, stochastic) for seed in seeds]
-
-
-def _episode(policy: NumpyPolicy | None, env: gymnasium.Env, seed: int, stochastic: bool) -> Episode:
-    noise = np.random.default_rng([seed, 1])
-    low, high = env.action_space.low, env.action_space.high  # type: ignore[attr-defined]
-    observation, _ = env.reset(seed=seed)
-    total = cost = native = hits = 0.0
-    length, over = 0, False
-    while not over:
-        if policy is None:
-            action = noise.uniform(low, high)
-        elif stochastic:
-            action = policy.sample(observation, noise.standard_normal(low.shape, dtype=np.float32))
-        else:
-            action = policy.act(observation)
-        observation, reward, terminated, truncated, info = env.step(action)
-        total += float(reward)
-        cost += float(info["cost"])
-        native += float(info["native_cost"])
-        hits += float(info["boundary_hit"])
-        length += 1
-        over = terminated or truncated
-        if length > 1_000_000:
-            raise BcppoError("An evaluation episode did not end in a million steps: the environment needs a limit.")
-    return {
-        "episode_seed": seed,
-        "episode_return": total,
-        "cost_rate": cost / length,
-        "native_cost": native,
-        "boundary_hits": hits,
-        "length": length,
     }

@@ -9,46 +9,83 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_PAD = 16
+PAD = 16
 """Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
 there are in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a
 stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
 
 
-_MINUS_ONE = torch.tensor(-1.0)
+LOG_STD_BOUNDS = (-20.0, 2.0)
+"""Of a squashed policy's log-std."""
 
 
-class _QuickTanh(torch.autograd.Function):
-    """tanh x = 2σ(2x) − 1, in place: torch's sigmoid is vectorised where its tanh costs three times as much.
+class _Networks(torch.autograd.Function):
+    """All networks of a stack, forward and backward, without a graph of small operations in between.
 
-    The absolute error is under 2e-7, a rounding error of float32 numbers around 1.
+    Inputs [R, B, in] and the stack's flat parameters [R, N, P] → outputs [R, N, B, out] and the parameters beside the
+    layers [R, N, beside]. The gradient of the parameters is written where it belongs in one flat tensor.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        sigmoid = x.mul_(2.0).sigmoid_()
-        y = torch.add(_MINUS_ONE, sigmoid, alpha=2.0, out=sigmoid)
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(y)
-        return y
+    def forward(ctx, x: Tensor, flat: Tensor, stack: Stack) -> tuple[Tensor, Tensor]:
+        runs, rows, width = x.shape
+        networks, layers = stack.networks, stack.layers(flat)
+        hidden = x.unsqueeze(1).expand(runs, networks, rows, width).reshape(runs * networks, rows, width)
+        inputs = [hidden]
+        # tanh y = 2σ(2y) − 1: torch's sigmoid is vectorised, its tanh costs three times as much. The error is under
+        # 2e-7, a rounding error of numbers around 1.
+        for weight, bias in layers[:-1]:
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if stack.relu:
+                hidden.relu_()
+            elif x.is_cuda:
+                hidden.tanh_()
+            else:
+                hidden.mul_(2.0).sigmoid_()
+                torch.add(_MINUS_ONE, hidden, alpha=2.0, out=hidden)
+            inputs.append(hidden)
+        weight, bias = layers[-1]
+        out = torch.baddbmm(bias, hidden, weight).view(runs, networks, rows, -1)
+        ctx.save_for_backward(flat, *inputs)
+        ctx.stack = stack
+        return out[..., : stack.sizes[-1]], stack.beside(flat).clone()
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        # In place: in a stack nothing else holds the gradient of a layer's output.
-        return torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=gradient)
+    def backward(ctx, out_gradient: Tensor, beside_gradient: Tensor):
+        flat, *inputs = ctx.saved_tensors
+        stack = ctx.stack
+        trained = ctx.needs_input_grad[1]
+        gradient = torch.empty_like(flat) if trained else None
+        layers, into = stack.layers(flat), stack.layers(gradient) if trained else []
+        runs, networks, rows, width = out_gradient.shape
+        pulled = inputs[0].new_zeros(runs * networks, rows, width + -width % PAD)
+        pulled.view(runs, networks, rows, -1)[..., :width] = out_gradient
+        for layer in reversed(range(len(layers))):
+            if trained:
+                torch.bmm(inputs[layer].transpose(1, 2), pulled, out=into[layer][0])
+                torch.sum(pulled, 1, keepdim=True, out=into[layer][1])
+            if layer or ctx.needs_input_grad[0]:
+                pulled = torch.bmm(pulled, layers[layer][0].transpose(1, 2))
+            if layer and stack.relu:
+                torch.ops.aten.threshold_backward.grad_input(pulled, inputs[layer], 0.0, grad_input=pulled)
+            elif layer:
+                torch.ops.aten.tanh_backward.grad_input(pulled, inputs[layer], grad_input=pulled)
+        if trained:
+            stack.clear_beside(gradient)
+            stack.beside(gradient).copy_(beside_gradient)
+        x_gradient = pulled.view(runs, networks, rows, -1).sum(1) if ctx.needs_input_grad[0] else None
+        return x_gradient, gradient, None
 
 
-def tanh_(x: Tensor) -> Tensor:
-    """tanh in place; see _QuickTanh."""
-    return x.tanh_() if x.is_cuda else _QuickTanh.apply(x)
+_MINUS_ONE = torch.tensor(-1.0)
 
 
 def keep_freed_memory() -> None:
@@ -66,8 +103,32 @@ def keep_freed_memory() -> None:
     mallopt(trim_threshold, keep)
 
 
+def capture(step: Callable[[], Any], changing: Sequence[Tensor]) -> Any:
+    """A computation as a CUDA graph: `replay` repeats it on the same tensors. Leaves those it changes as they were.
+
+    It is tried a few times first, so that what is made once (cuBLAS's workspace, say) does not enter the graph.
+    """
+    before = [tensor.clone() for tensor in changing]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for tensor, value in zip(changing, before):
+        tensor.copy_(value)
+    return graph
+
+
 class Stack:
-    """N tanh networks for each of R runs: weights [R, N, in, out], PyTorch's default Linear initialisation."""
+    """N tanh or ReLU networks for each of R runs, PyTorch's default Linear initialisation.
+
+    A network's parameters lie side by side in a row of `flat` [R, N, P], so that an optimiser's step is a handful of
+    operations however many layers there are. `parameters` names the parts: views, weights [R, N, in, out].
+    """
 
     def __init__(
         self,
@@ -76,10 +137,16 @@ class Stack:
         streams: Sequence[np.random.Generator],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        *,
+        relu: bool = False,
+        beside: int = 0,
     ):
+        """`beside` parameters of a network belong to no layer; they start at 0."""
+        self.relu = relu
         self.sizes, self.networks, self.runs, self.dtype = tuple(sizes), networks, len(streams), dtype
-        self.parameters: dict[str, Tensor] = {}
-        last = len(sizes) - 2
+        places: list[tuple[int, int, int]] = []  # of each layer: (start, inputs, outputs)
+        values: list[np.ndarray] = []
+        place, last = 0, len(sizes) - 2
         for layer, (width_in, width_out) in enumerate(pairwise(sizes)):
             bound = 1.0 / math.sqrt(width_in)
             draws = [
@@ -91,33 +158,95 @@ class Stack:
             ]
             weight, bias = (np.stack([draw[part] for draw in draws]) for part in (0, 1))
             if layer == last:
-                weight, bias = _padded(weight), _padded(bias)
-            self._add(f"weight{layer}", weight, device)
-            self._add(f"bias{layer}", bias, device)
+                weight, bias = padded(weight), padded(bias)
+            values += [weight.reshape(*weight.shape[:2], -1), bias]
+            width = bias.shape[-1]
+            places.append((place, width_in, width))
+            place += (width_in + 1) * width
+        self._beside = (place, place + beside)
+        values.append(np.zeros((self.runs, networks, beside)))
+        flat = padded(np.concatenate(values, axis=-1))
+        self._places = places
+        self.flat = torch.tensor(flat, dtype=dtype, device=device).requires_grad_()
+        self.parameters = self.named(self.flat.detach())
 
-    def _add(self, name: str, values: np.ndarray, device: torch.device) -> None:
-        self.parameters[name] = torch.tensor(values, dtype=self.dtype, device=device).requires_grad_()
+    def layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(weight [R·N, in, out], bias [R·N, 1, out]) of each layer, views of a tensor laid out as `flat`."""
+        runs, networks, step = flat.shape
+        count = runs * networks
+        return [
+            (
+                flat.as_strided((count, rows, width), (step, width, 1), start),
+                flat.as_strided((count, 1, width), (step, width, 1), start + rows * width),
+            )
+            for start, rows, width in self._places
+        ]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[R, B, in] → [R, N, B, out]; every network of a run sees the run's rows."""
-        runs, rows, width = x.shape
-        hidden = x.unsqueeze(1).expand(runs, self.networks, rows, width).reshape(runs * self.networks, rows, width)
-        layers = len(self.sizes) - 1
-        for layer in range(layers):
-            weight = self.parameters[f"weight{layer}"].flatten(0, 1)
-            bias = self.parameters[f"bias{layer}"].flatten(0, 1).unsqueeze(1)
-            hidden = torch.baddbmm(bias, hidden, weight)
-            if layer < layers - 1:
-                hidden = tanh_(hidden)
-        return hidden.view(runs, self.networks, rows, -1)[..., : self.sizes[-1]]
+    def beside(self, flat: Tensor) -> Tensor:
+        """The parameters of no layer [R, N, beside], a view."""
+        return flat[..., self._beside[0] : self._beside[1]]
+
+    def clear_beside(self, flat: Tensor) -> None:
+        """Zero everything behind the layers."""
+        flat[..., self._beside[0] :] = 0.0
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a tensor laid out as `flat`, by name: weight0 [R, N, in, out], bias0 [R, N, out], …"""
+        named = {}
+        for layer, (weight, bias) in enumerate(self.layers(flat)):
+            named[f"weight{layer}"] = weight.unflatten(0, flat.shape[:2])
+            named[f"bias{layer}"] = bias.squeeze(1).unflatten(0, flat.shape[:2])
+        return named
+
+    def __call__(self, x: Tensor, flat: Tensor | None = None) -> Tensor:
+        """[R, B, in] → [R, N, B, out]; every network of a run sees the run's rows.
+
+        With other parameters where some are given; `flat.detach()` gives the inputs a gradient and the weights none.
+        """
+        out, _ = _Networks.apply(x, self.flat if flat is None else flat, self)
+        return out
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
         """A copy of one run's parameters as NumPy arrays, without the padding."""
-        arrays = {name: tensor[run].detach().cpu().numpy().copy() for name, tensor in self.parameters.items()}
+        row = self.flat.detach()[run : run + 1].clone().cpu()
+        arrays = {name: tensor[0].numpy().copy() for name, tensor in self.named(row).items()}
         for name in ("weight", "bias"):
             last = f"{name}{len(self.sizes) - 2}"
             arrays[last] = arrays[last][..., : self.sizes[-1]]
         return arrays
+
+
+class SquashedPolicy(Stack):
+    """A Gaussian whose mean and log-std both come from the observation, for actions squashed by tanh."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        streams: Sequence[np.random.Generator],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ):
+        *below, self.width = sizes
+        super().__init__((*below, 2 * self.width), 1, streams, device, dtype, relu=True)
+
+    def heads(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, B, obs] → mean before squashing and log-std, [R, B, act] each."""
+        out = self(observation).squeeze(1)
+        return out[..., : self.width], out[..., self.width :].clamp(*LOG_STD_BOUNDS)
+
+    def arrays(self, run: int) -> dict[str, np.ndarray]:
+        arrays = {name: array[0] for name, array in super().arrays(run).items()}
+        return arrays | {"log_std_bounds": np.array(LOG_STD_BOUNDS, np.float32)}
+
+
+class Scalar:
+    """A trained number of each run. It is stored PAD wide, all alike, for the reason given there."""
+
+    def __init__(self, runs: int, device: torch.device, dtype: torch.dtype = torch.float32):
+        self.flat = torch.zeros(runs, 1, PAD, dtype=dtype, device=device)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        return {"value": flat.squeeze(1)}
 
 
 class GaussianPolicy(Stack):
@@ -131,8 +260,17 @@ class GaussianPolicy(Stack):
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(sizes, 1, streams, device, dtype)
-        self._add("log_std", _padded(np.repeat(np.array(initial_log_std)[:, None], sizes[-1], axis=1)), device)
+        super().__init__(sizes, 1, streams, device, dtype, beside=sizes[-1] + -sizes[-1] % PAD)
+        start = np.repeat(np.array(initial_log_std)[:, None], sizes[-1], axis=1)
+        self.log_std.copy_(torch.tensor(start, dtype=dtype, device=device))
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        return super().named(flat) | {"log_std": self.beside(flat).squeeze(1)}
+
+    def distribution(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, B, obs] → (mean [R, B, act], log-std [R, act]), both with their gradients."""
+        out, beside = _Networks.apply(observation, self.flat, self)
+        return out.squeeze(1), beside[:, 0, : self.sizes[-1]]
 
     def mean(self, observation: Tensor) -> Tensor:
         """[R, B, obs] → [R, B, act]"""
@@ -140,7 +278,7 @@ class GaussianPolicy(Stack):
 
     @property
     def log_std(self) -> Tensor:
-        """[R, act]"""
+        """[R, act], as a number: `distribution` has the one to differentiate."""
         return self.parameters["log_std"][:, : self.sizes[-1]]
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
@@ -149,14 +287,14 @@ class GaussianPolicy(Stack):
 
 
 class Adam:
-    """Adam with a learning rate for each run, on a stack's parameters.
+    """Adam on a stack's parameters `flat` [R, N, P], with a learning rate for each run.
 
     `apart` takes the gradient norm of each network of a run by itself, as if each had an optimiser of its own.
     """
 
     def __init__(
         self,
-        parameters: dict[str, Tensor],
+        stack: Stack | Scalar,
         learning_rate: Sequence[float],
         max_grad_norm: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -164,74 +302,97 @@ class Adam:
         *,
         apart: bool = False,
     ):
-        self.parameters = parameters
-        self.first = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
-        self.second = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+        self.stack = stack
+        self.first, self.second = (torch.zeros_like(stack.flat, requires_grad=False) for _ in range(2))
         self.rates = [float(rate) for rate in learning_rate]
         self.steps = [0] * len(self.rates)
+        self.active: Sequence[bool] | None = None
+        """The runs that take steps; all, where it is None."""
+        self.by: Tensor | None = None
+        """Where `numbers` are, in a computation that is repeated as a CUDA graph."""
         self._betas, self._epsilon, self._max_grad_norm = betas, epsilon, max_grad_norm
-        self._axes = 2 if apart else 1
+        self._axes = -1 if apart else (-2, -1)
 
-    def descend(self, loss: Tensor, active: Sequence[bool] | None = None) -> None:
-        """One step down the sum of the runs' losses; of the active runs only, where some have stopped."""
-        names = list(self.parameters)
-        gradients = torch.autograd.grad(loss.sum(), [self.parameters[name] for name in names])
-        clipped = dict(zip(names, self._clipped(gradients)))
-        if active is None or (all(active) and len(set(self.steps)) == 1):
-            self.step(clipped)
-        else:
-            self._step_apart(clipped, [run for run, goes_on in enumerate(active) if goes_on])
+    def descend(self, loss: Tensor, penalty: Tensor | None = None) -> None:
+        """One step down the sum of the runs' losses; of the active runs only, where some have stopped.
 
-    def _clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Each run's (or network's) gradient, scaled down where its norm exceeds the maximum."""
-        if not self._max_grad_norm:
-            return gradients
-        axes = self._axes
-        norm = torch.stack([gradient.flatten(axes).square().sum(axes) for gradient in gradients]).sum(0).sqrt()
-        scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        return [gradient * scale.view(*scale.shape, *[1] * (gradient.dim() - axes)) for gradient in gradients]
+        `penalty` [R, 1, 1] is the weight of the parameters' sum of squares in the loss; it is added to the gradient.
+        """
+        (gradient,) = torch.autograd.grad(loss.sum(), self.stack.flat)
+        with torch.no_grad():
+            if penalty is not None:
+                gradient.addcmul_(self.stack.flat, penalty, value=2.0)
+            if self._max_grad_norm:
+                norm = gradient.square().sum(self._axes, keepdim=True).sqrt()
+                gradient *= (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            if self.by is None:
+                self._step(gradient)
+            else:
+                self._step_by(gradient, self.by)
 
-    @torch.no_grad()
-    def step(self, gradients: dict[str, Tensor]) -> None:
+    def _step(self, gradient: Tensor) -> None:
         """θ ← θ − lr·m̂ / (√v̂ + ε), the bias corrections folded into lr and ε."""
+        if (self.active is None or all(self.active)) and len(set(zip(self.steps, self.rates))) == 1:
+            self._move(gradient, self.stack.flat, self.first, self.second, 0)
+            self.steps = [self.steps[0] + 1] * len(self.steps)
+            return
+        for run in range(len(self.steps)):  # one by one, so that each rounds as it would alone
+            if self.active is None or self.active[run]:
+                self._move(gradient[run], self.stack.flat[run], self.first[run], self.second[run], run)
+                self.steps[run] += 1
+
+    def _move(self, gradient: Tensor, parameter: Tensor, first: Tensor, second: Tensor, run: int) -> None:
+        steps, (beta1, beta2) = self.steps[run] + 1, self._betas
+        root = math.sqrt(1 - beta2**steps)
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = torch.sqrt(second, out=gradient).add_(self._epsilon * root)
+        parameter.addcdiv_(first, scale, value=-self.rates[run] * root / (1 - beta1**steps))
+
+    def numbers(self) -> list[list[float]]:
+        """Count a step of the active runs and return what it takes of each run, [4][R]: the weights of the new gradient
+        in the two moments, ε and the step size. A run that is not active has weights of 0, and stays as it is."""
+        beta1, beta2 = self._betas
+        rows = []
+        for run, rate in enumerate(self.rates):
+            if self.active is not None and not self.active[run]:
+                rows.append([0.0, 0.0, 1.0, 0.0])
+                continue
+            self.steps[run] += 1
+            root = math.sqrt(1 - beta2 ** self.steps[run])
+            rows.append([1 - beta1, 1 - beta2, self._epsilon * root, rate * root / (1 - beta1 ** self.steps[run])])
+        return [list(column) for column in zip(*rows)]
+
+    def _step_by(self, gradient: Tensor, numbers: Tensor) -> None:
+        """A step with `numbers` [4, R] in a tensor, so that a captured CUDA graph can repeat it."""
+        first, second, epsilon, size = (row.view(-1, 1, 1) for row in numbers.unbind(0))
+        self.first.lerp_(gradient, first)
+        self.second.lerp_(gradient.square(), second)
+        self.stack.flat.sub_(self.first / (self.second.sqrt() + epsilon) * size)
+
+    def schedule(self) -> list[float]:
+        """Count a step and return what depends on the count: [ε, each run's step size], bias corrections folded in."""
         self.steps = [steps + 1 for steps in self.steps]
         beta1, beta2 = self._betas
         root = math.sqrt(1 - beta2 ** self.steps[0])
-        sizes = [rate * root / (1 - beta1 ** self.steps[0]) for rate in self.rates]
-        uniform = len(set(sizes)) == 1
-        for name, gradient in gradients.items():
-            first, second, parameter = self.first[name], self.second[name], self.parameters[name]
-            first.lerp_(gradient, 1 - beta1)
-            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            scale = second.sqrt().add_(self._epsilon * root)
-            if uniform:
-                parameter.addcdiv_(first, scale, value=-sizes[0])
-            else:
-                for run, size in enumerate(sizes):  # one by one, so that each rounds as it would alone
-                    parameter[run].addcdiv_(first[run], scale[run], value=-size)
+        return [self._epsilon * root] + [rate * root / (1 - beta1 ** self.steps[0]) for rate in self.rates]
 
     @torch.no_grad()
-    def _step_apart(self, gradients: dict[str, Tensor], runs: Sequence[int]) -> None:
-        """The same for some runs, each at its own count of steps; the others' weights and moments stay untouched."""
+    def step_on_schedule(self, gradient: Tensor, schedule: Tensor) -> None:
+        """A step with the numbers of `schedule` [1 + R] in a tensor, so that a captured CUDA graph can repeat it."""
         beta1, beta2 = self._betas
-        for run in runs:
-            self.steps[run] += 1
-            root = math.sqrt(1 - beta2 ** self.steps[run])
-            size = self.rates[run] * root / (1 - beta1 ** self.steps[run])
-            for name, gradient in gradients.items():
-                first, second = self.first[name][run], self.second[name][run]
-                first.lerp_(gradient[run], 1 - beta1)
-                second.mul_(beta2).addcmul_(gradient[run], gradient[run], value=1 - beta2)
-                self.parameters[name][run].addcdiv_(first, second.sqrt().add_(self._epsilon * root), value=-size)
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        change = self.second.sqrt().add_(schedule[0])
+        torch.div(self.first, change, out=change)
+        self.stack.flat.detach().sub_(change.mul_(schedule[1:].view(-1, 1, 1)))
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            f"{kind}.{name}": tensor
-            for kind, tensors in (("parameter", self.parameters), ("first", self.first), ("second", self.second))
-            for name, tensor in tensors.items()
-        }
+        """Everything that changes, by name; views."""
+        kinds = {"parameter": self.stack.flat.detach(), "first": self.first, "second": self.second}
+        return {f"{kind}.{name}": part for kind, flat in kinds.items() for name, part in self.stack.named(flat).items()}
 
 
-def _padded(values: np.ndarray) -> np.ndarray:
+def padded(values: np.ndarray) -> np.ndarray:
     width = values.shape[-1]
-    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % _PAD)])
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -width % PAD)])

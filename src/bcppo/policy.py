@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 
 import numpy as np
+from scipy.special import ndtr
 
 from bcppo.config import RunConfig, to_json
 from bcppo.records import FolderError, read_tensors, write_tensors
 
 
 class NumpyPolicy:
-    """A diagonal Gaussian policy on tanh hidden layers, in float32.
+    """A diagonal Gaussian policy on tanh hidden layers, or a squashed one on ReLU hidden layers, in float32.
 
     `weights` holds weight0, bias0, … in the layout [in, out], and log_std; where the policy was trained on normalised
     observations also `offset`, `scale` [obs] and `bound` [1]: it sees (observation − offset) / scale, clipped to
     ±bound. The deterministic action is the mean clipped to the action space.
+
+    A squashed policy has `log_std_bounds` [2] in place of log_std: its last layer gives the mean and then the log-std,
+    clipped to these bounds, and tanh takes what is drawn into the action space. Its deterministic action is the mean's.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], low: np.ndarray, high: np.ndarray) -> None:
@@ -24,11 +28,16 @@ class NumpyPolicy:
         self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
         count = sum(name.startswith("weight") for name in weights)
         self._layers = [(self.weights[f"weight{i}"], self.weights[f"bias{i}"]) for i in range(count)]
-        self.std = np.exp(self.weights["log_std"])
+        self.squashes = "log_std_bounds" in weights
+        if not self.squashes:
+            self.std = np.exp(self.weights["log_std"])
         self._normalizes = "offset" in weights
 
     def mean(self, observation: np.ndarray) -> np.ndarray:
-        """The unclipped mean action of an observation [obs] or of several [B, obs]."""
+        """The mean action of an observation [obs] or of several [B, obs], neither clipped nor squashed."""
+        return self._last_layer(observation)[..., : self.low.shape[0]]
+
+    def _last_layer(self, observation: np.ndarray) -> np.ndarray:
         hidden = np.asarray(observation, dtype=np.float32)
         if self._normalizes:
             hidden = (hidden - self.weights["offset"]) / self.weights["scale"]
@@ -37,17 +46,70 @@ class NumpyPolicy:
         for weight, bias in self._layers[:-1]:
             hidden = hidden @ weight
             hidden += bias
-            np.tanh(hidden, out=hidden)
+            if self.squashes:
+                np.maximum(hidden, 0.0, out=hidden)
+            else:
+                np.tanh(hidden, out=hidden)
         weight, bias = self._layers[-1]
         return hidden @ weight + bias
 
     def act(self, observation: np.ndarray) -> np.ndarray:
         """The deterministic action, inside the action space."""
-        return np.minimum(np.maximum(self.mean(observation), self.low), self.high)
+        mean = self.mean(observation)
+        if self.squashes:
+            return _squash(mean, self.low, self.high)
+        return np.minimum(np.maximum(mean, self.low), self.high)
 
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """An unclipped action drawn with standard normal `noise` (handed in, so that runs repeat)."""
-        return self.mean(observation) + self.std * noise
+        """An action drawn with standard normal `noise` (handed in, so that runs repeat); unclipped, unless squashed."""
+        if not self.squashes:
+            return self.mean(observation) + self.std * noise
+        heads = self._last_layer(observation)
+        return HeadPolicy(heads, self.weights["log_std_bounds"], self.low, self.high).sample(observation, noise)
+
+
+class HeadPolicy:
+    """A squashed policy whose last layer was computed elsewhere: good for the one observation it was computed for."""
+
+    def __init__(self, heads: np.ndarray, log_std_bounds: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+        self.weights = {"heads": np.asarray(heads, np.float32), "log_std_bounds": log_std_bounds}
+        self.low, self.high = low, high
+
+    def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        mean, log_std = np.split(self.weights["heads"], 2, axis=-1)
+        lowest, highest = self.weights["log_std_bounds"]
+        return _squash(mean + np.exp(np.minimum(np.maximum(log_std, lowest), highest)) * noise, self.low, self.high)
+
+
+def _squash(drawn: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Into the action space; rounding may carry it past a bound by an ulp."""
+    return np.minimum(np.maximum((high + low) / 2 + (high - low) / 2 * np.tanh(drawn), low), high)
+
+
+class UniformPolicy:
+    """Actions uniform in the action space, whatever is observed."""
+
+    def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
+        self.weights: dict[str, np.ndarray] = {}
+        self.low, self.high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+
+    def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """From the same standard normal `noise` as any policy: low + (high − low)·Φ(noise)."""
+        action = self.low + (self.high - self.low) * ndtr(noise)
+        return np.minimum(np.maximum(action, self.low), self.high).astype(np.float32)
+
+
+Sampler = NumpyPolicy | HeadPolicy | UniformPolicy
+"""What can draw actions."""
+
+
+def sampler(arrays: dict[str, np.ndarray]) -> Sampler:
+    """Whichever has these arrays: its `weights`, `low` and `high`."""
+    weights = dict(arrays)
+    low, high = weights.pop("low"), weights.pop("high")
+    if "heads" in weights:
+        return HeadPolicy(weights["heads"], weights["log_std_bounds"], low, high)
+    return NumpyPolicy(weights, low, high) if weights else UniformPolicy(low, high)
 
 
 def save_policy(path: Path, policy: NumpyPolicy, method: str, config: RunConfig) -> None:
@@ -59,7 +121,7 @@ def save_policy(path: Path, policy: NumpyPolicy, method: str, config: RunConfig)
 def load_policy(path: str | Path) -> NumpyPolicy:
     """A policy from its file; imports no torch."""
     tensors, _ = read_tensors(Path(path))
-    if not {"weight0", "bias0", "log_std", "low", "high"} <= set(tensors):
+    if not ({"weight0", "bias0", "low", "high"} <= set(tensors) and {"log_std", "log_std_bounds"} & set(tensors)):
         raise FolderError(f"{path} holds no policy.")
     low, high = tensors.pop("low"), tensors.pop("high")
     return NumpyPolicy(tensors, low, high)

@@ -8,6 +8,7 @@
     timings.parquet      seconds by phase: apart, so that equal runs are equal bytes elsewhere
     *.sum                checksum of the Parquet file of that name
     checkpoint.safetensors (and checkpoint.previous.safetensors)
+    replay.bin           stored transitions of a run that learns from them, until it is finished; see replay.py
     policy.safetensors   the policy alone, deployable
     status.json          running, finished, diverged or failed, and why
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -19,19 +19,21 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.algorithms.batch import stack_rollouts
-from bcppo.config import RunConfig, digest, paper_preset, to_json
+from bcppo.config import RunConfig, digest, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
-from bcppo.evaluation import CVAR_LEVEL, evaluate_policy
+from bcppo.evaluation import CVAR_LEVEL
+from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.nets import keep_freed_memory
 from bcppo.policy import NumpyPolicy, save_policy
+from bcppo.pool import RemoteCollector, Worker
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
 from bcppo.rollout import Collector, MakeEnv, Rollout
+from bcppo.settings import paper_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
-from bcppo.worker import OWN_TASK, RemoteCollector, environment_factory, own_environment
+from bcppo.worker import OWN_TASK, environment_factory, own_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
@@ -40,40 +42,58 @@ RECENT = 100
 class Run:
     """One run: its folder, environments, streams and rows. The learner may be shared with other runs."""
 
-    def __init__(self, method: str, config: RunConfig, folder: RunFolder, make_env: MakeEnv | None) -> None:
+    def __init__(
+        self,
+        method: str,
+        config: RunConfig,
+        folder: RunFolder,
+        make_env: MakeEnv | None = None,
+        hosts: Sequence[Worker] = (),
+    ) -> None:
+        """`hosts` are workers to simulate in; without any, a single environment is this process's own."""
         self.method, self.config, self.folder = method, config, folder
-        if make_env is not None and config.num_envs > 1:
+        if make_env is not None and (config.num_envs > 1 or hosts):
             raise ConfigError("Several environments run in processes of their own: name the task as 'module:function'.")
         self.streams = Streams(config.seed, config.num_envs)
-        limit = config.cost_limit_rate
-        self.make_env = own_environment(make_env, limit) if make_env else environment_factory(config.task, limit)
-        self.evaluation_env = self.make_env()
         self.collectors: list[Any] = []
+        self._workers: list[Worker] = []
         try:
+            if not hosts and config.num_envs > 1:
+                hosts = self._workers = [Worker() for _ in range(config.num_envs)]
+            self._make_collectors(make_env, hosts)
             _ = config.limit_rate  # refuses a run without a limit
-            for pair in zip(self.streams.environment, self.streams.noise):
-                alone = config.num_envs == 1
-                self.collectors.append(
-                    Collector(self.make_env, *pair) if alone else RemoteCollector(config.task, limit, *pair)
-                )
+            if METHODS[method].off_policy and not np.isfinite(self.bounds).all():
+                raise ConfigError(f"{method} squashes its actions into the action space, which must have bounds.")
         except BaseException:
             self.close()
             raise
-        self.step = self.updates = 0
+        self.step = self.updates = self.advanced = 0
         self.cumulative_cost = 0.0
         self.positive_multipliers = 0.0
         self.recent: deque[dict[str, float]] = deque(maxlen=RECENT)
         self.rows: dict[str, dict[str, list]] = {"progress": {}, "episodes": {}, "evaluations": {}, "timings": {}}
 
+    def _make_collectors(self, make_env: MakeEnv | None, hosts: Sequence[Worker]) -> None:
+        limit, pairs = self.config.cost_limit_rate, zip(self.streams.environment, self.streams.noise)
+        if hosts:
+            self.collectors += [
+                RemoteCollector(hosts[index % len(hosts)], self.config.task, limit, *pair)
+                for index, pair in enumerate(pairs)
+            ]
+        else:
+            make = own_environment(make_env, limit) if make_env else environment_factory(self.config.task, limit)
+            self.collectors += [Collector(make, *pair) for pair in pairs]
+
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        space: Any = self.evaluation_env.action_space
-        return space.low, space.high
+        _, low, high = self.collectors[0].spaces
+        return low, high
 
     @property
     def widths(self) -> tuple[int, int]:
         """(observation width, action width)"""
-        return self.evaluation_env.observation_space.shape[0], self.evaluation_env.action_space.shape[0]  # type: ignore[index]
+        observation, low, _ = self.collectors[0].spaces
+        return observation, len(low)
 
     @property
     def finished(self) -> bool:
@@ -100,6 +120,7 @@ class Run:
             self.append("episodes", {"step": step, "environment": environment, **row})
             self.recent.append(episode)
         self.step += steps
+        self.advanced = steps
         self.updates += 1
         self.cumulative_cost += sum(float(rollout.cost.sum()) for rollout in rollouts)
         self.positive_multipliers += metrics["multiplier_positive"]
@@ -129,8 +150,11 @@ class Run:
             "cost_cvar95": conditional_value_at_risk(rates, CVAR_LEVEL),
         }
 
-    def evaluate(self, policy: NumpyPolicy, *, final: bool) -> None:
-        for row in evaluate_policy(policy, self.evaluation_env, self.config.eval_seeds):
+    def start_evaluation(self, policy: NumpyPolicy) -> None:
+        self.collectors[0].start_evaluation(policy, self.config.eval_seeds)
+
+    def finish_evaluation(self, *, final: bool) -> None:
+        for row in self.collectors[0].finish_evaluation():
             self.append("evaluations", {"step": self.step, "final": final, "stochastic": False, **row})
 
     def write_rows(self) -> None:
@@ -184,10 +208,14 @@ class Run:
         """Rows of each kind, timings apart."""
         return {name: len(self.rows[name].get("step", [])) for name in ("progress", "episodes", "evaluations")}
 
+    def folder_step(self) -> int:
+        """The step of the folder's checkpoint, 0 before the first."""
+        loaded = self.folder.load_checkpoint(lambda sentence: None)
+        return json.loads(loaded[1]["state"])["step"] if loaded else 0
+
     def close(self) -> None:
-        for collector in self.collectors:
-            collector.close()
-        self.evaluation_env.close()
+        for part in (*self.collectors, *self._workers):
+            part.close()
 
 
 class Trainer:
@@ -205,69 +233,73 @@ class Trainer:
         keep_freed_memory()
         learner = METHODS[first.method].learner()
         self.learner = learner([run.config for run in runs], first.widths, [run.streams for run in runs], self.device)
+        loop = OffPolicyLoop if METHODS[first.method].off_policy else OnPolicyLoop
+        self.loop: OffPolicyLoop | OnPolicyLoop = loop(runs, self.learner, self.policy, self.device)
 
     def policy(self, index: int) -> NumpyPolicy:
         return NumpyPolicy(self.learner.policy_arrays(index), *self.runs[index].bounds)
 
     def train(self) -> None:
         """To the end, from wherever the runs are."""
-        config: Any = self.runs[0].config
+        for _ in self.work():
+            pass
+
+    def work(self) -> Iterator[Sequence[Any]]:
+        """The same, piece by piece: hands over the collectors whose answers it waits for, so that others can work."""
         while not self.runs[0].finished:
-            before = perf_counter()
-            rollouts = self._collect(config.rollout // config.num_envs)
-            collected = perf_counter()
-            batch = stack_rollouts(rollouts, *self.runs[0].bounds, self.device)
-            metrics = {name: values.double().cpu().numpy() for name, values in self.learner.update(batch).items()}
+            advance = yield from self.loop.advance()
             updated = perf_counter()
-            self._record(rollouts, metrics)
-            for index in self._due("eval_every"):
-                self.runs[index].evaluate(self.policy(index), final=False)
+            self._record(advance)
+            yield from self._evaluate(self._due("eval_every"), final=False)
             evaluated = perf_counter()
             for index in self._due("checkpoint_every"):
                 self.checkpoint(index)
-            seconds = {"collect": collected - before, "update": updated - collected, "evaluate": evaluated - updated}
-            self._time(rollouts, seconds | {"checkpoint": perf_counter() - evaluated})
+            seconds = {"evaluate": evaluated - updated, "checkpoint": perf_counter() - evaluated}
+            self._time(advance.rollouts, advance.seconds | seconds)
+        missing = [index for index, run in enumerate(self.runs) if not run.evaluated]
+        yield from self._evaluate(missing, final=True)
         for index, run in enumerate(self.runs):
-            if not run.evaluated:
-                run.evaluate(self.policy(index), final=True)
+            if index in missing:
                 self.checkpoint(index)
             save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
+            self.loop.finish(index)
             run.folder.set_status(FINISHED)
 
-    def _collect(self, steps: int) -> list[list[Rollout]]:
-        for index, run in enumerate(self.runs):
-            policy = self.policy(index)
-            for collector in run.collectors:
-                collector.start(policy, steps)
-        return [[collector.finish() for collector in run.collectors] for run in self.runs]
+    def _evaluate(self, indices: Sequence[int], *, final: bool) -> Iterator[Sequence[Any]]:
+        if not indices:
+            return
+        for index in indices:
+            self.runs[index].start_evaluation(self.policy(index))
+        yield [self.runs[index].collectors[0] for index in indices]
+        for index in indices:
+            self.runs[index].finish_evaluation(final=final)
 
-    def _record(self, rollouts: list[list[Rollout]], metrics: dict[str, np.ndarray]) -> None:
+    def _record(self, advance: Advance) -> None:
+        finite = self._finite()
         for index, run in enumerate(self.runs):
-            own = {name: float(values[index]) for name, values in metrics.items()}
-            run.record(rollouts[index], own)
-            bad = [name for name, value in own.items() if not np.isfinite(value)]
-            if bad or not self._weights_are_finite(index):
+            own = {name: float(values[index]) for name, values in advance.metrics.items()}
+            run.record(advance.rollouts[index], own)
+            bad = [name for name, value in own.items() if advance.learned and not np.isfinite(value)]
+            if bad or not finite[index]:
                 what = f"{bad[0]} is not finite" if bad else "a weight is not finite"
-                raise Diverged(f"Training diverged at step {run.step}: {what}; the folder keeps all that came before.")
+                sentence = f"Training diverged at step {run.step}: {what}; the folder keeps all that came before."
+                raise Diverged(sentence, index)
             self.watch.update(run)
 
     def _due(self, field: str) -> list[int]:
-        """The runs whose last rollout crossed a multiple of a number of steps; the end of a run is a matter apart."""
-        config: Any = self.runs[0].config
+        """The runs whose last advance crossed a multiple of a number of steps; the end of a run is a matter apart."""
         return [
             index
             for index, run in enumerate(self.runs)
             if (every := getattr(run.config, field))
-            and run.step // every > (run.step - config.rollout) // every
+            and run.step // every > (run.step - run.advanced) // every
             and not run.finished
         ]
 
-    def _weights_are_finite(self, index: int) -> bool:
-        return all(
-            bool(torch.isfinite(parameter[index].detach().sum()))
-            for optimizer in self.learner.optimizers().values()
-            for parameter in optimizer.parameters.values()
-        )
+    def _finite(self) -> list[bool]:
+        """Of each run, whether all its weights are numbers."""
+        totals = [optimizer.stack.flat.detach().sum((1, 2)) for optimizer in self.learner.optimizers().values()]
+        return torch.isfinite(torch.stack(totals)).all(0).tolist()
 
     def _time(self, rollouts: list[list[Rollout]], seconds: dict[str, float]) -> None:
         for run, own in zip(self.runs, rollouts):
@@ -280,14 +312,14 @@ class Trainer:
         """A run's rows first, then the checkpoint that covers them."""
         run = self.runs[index]
         run.write_rows()
-        run.folder.save_checkpoint(self._state(index), run.notes())
+        run.folder.save_checkpoint(self._state(index), run.notes() | self.loop.notes(index))
 
     def _state(self, index: int) -> dict[str, np.ndarray]:
         tensors: dict[str, np.ndarray] = {}
         for name, optimizer in self.learner.optimizers().items():
             tensors |= {f"{name}.{key}": t[index].detach().cpu().numpy() for key, t in optimizer.state().items()}
             tensors[f"{name}.steps"] = np.array(optimizer.steps[index])
-        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.controller._asdict().items()}
+        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.memory().items()}
         for number, collector in enumerate(self.runs[index].collectors):
             tensors[f"actions{number}"] = collector.state()[1]
         return tensors
@@ -299,6 +331,7 @@ class Trainer:
             if loaded is not None:
                 run.restore(*loaded)
                 self._load(index, loaded[0])
+                self.loop.restore(index, loaded[1])
         if len({run.step for run in self.runs}) > 1:
             raise FolderError("Runs of one stack can only go on together from checkpoints of one step.")
         for run in self.runs:
@@ -312,7 +345,7 @@ class Trainer:
                 for key, tensor in optimizer.state().items():
                     tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
                 optimizer.steps[index] = int(tensors[f"{name}.steps"])
-            for key, tensor in self.learner.controller._asdict().items():
+            for key, tensor in self.learner.memory().items():
                 tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
         except (KeyError, RuntimeError) as error:
             folder = self.runs[index].folder.path
@@ -406,15 +439,15 @@ def _train(trainer: Trainer, watch: Watch) -> None:
         with watch.watching(trainer.runs):
             trainer.train()
     except Diverged as error:
-        _leave(trainer.runs, DIVERGED, str(error))
+        leave(trainer.runs, DIVERGED, str(error))
         raise
     except Exception as error:
         known = isinstance(error, BcppoError)
-        _leave(trainer.runs, FAILED, str(error) if known else f"{type(error).__name__}: {error}")
+        leave(trainer.runs, FAILED, str(error) if known else f"{type(error).__name__}: {error}")
         raise
 
 
-def _leave(runs: Sequence[Run], state: str, message: str) -> None:
+def leave(runs: Sequence[Run], state: str, message: str) -> None:
     """Leave usable folders behind: rows as far as they go, and why they go no further."""
     for run in runs:
         for attempt in (run.write_rows, _status_writer(run, state, message)):

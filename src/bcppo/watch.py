@@ -135,6 +135,91 @@ class _Curves:
             self._file.close()
 
 
+def facts(run: Run) -> dict[str, float]:
+    """What a table of runs shows of one."""
+    row = {name: values[-1] for name, values in run.rows["progress"].items()}
+    shown = {name: row.get(name, math.nan) for name in ("episode_return", "mean_cost", "cost_cvar95", "multiplier")}
+    return {"step": run.step, **shown}
+
+
+class FleetWatch(Watch):
+    """What is shown of a fleet while it trains: one live table, or a line now and then where there is no terminal."""
+
+    def __init__(self, *, bar: bool = True, curves: bool = True, every: float = 10.0) -> None:
+        super().__init__(bar=False, curves=curves)
+        self._shown, self._every = bar, every
+        self._facts: dict[str, dict[str, float]] = {}
+        self._configs: dict[str, Any] = {}
+        self._live: Any = None
+        self._spoke = self._began = perf_counter()
+        self._first: dict[str, float] = {}
+
+    @contextmanager
+    def fleet(self, members: Sequence[tuple[str, Any]]) -> Iterator[None]:
+        self._configs = dict(members)
+        self._began = self._spoke = perf_counter()
+        if not (self._shown and sys.stderr.isatty()):
+            yield
+            self._close()
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=2) as self._live:
+            yield
+        self._close()
+
+    def begin(self, run: Run) -> None:
+        """A stack of runs begins; its runs' curves are opened as they come."""
+        self._logged[id(run)] = run.step
+        if self._curves and run.config.tensorboard:
+            with self._whole_disk(run):
+                self._writers[id(run)] = _Curves(run.folder / "tensorboard", run.step)
+
+    def update(self, run: Run) -> None:
+        if id(run) not in self._logged:
+            self.begin(run)
+        super().update(run)
+        self.hear(run.folder.path.name, facts(run))
+
+    def hear(self, name: str, news: dict[str, Any]) -> None:
+        """News of a run, from here or from another process."""
+        if "warning" in news:
+            self.warn(f"{name}: {news['warning']}")
+            return
+        self._first.setdefault(name, news["step"])
+        self._facts[name] = news
+        if self._shown and self._live is None and perf_counter() - self._spoke >= self._every:
+            self._spoke = perf_counter()
+            print(self._summary(), file=sys.stderr, flush=True)
+
+    def _summary(self) -> str:
+        done = sum(self._facts.get(name, {}).get("step", 0) >= config.steps for name, config in self._configs.items())
+        total = sum(config.steps for config in self._configs.values())
+        steps = sum(news["step"] for news in self._facts.values())
+        rate = (steps - sum(self._first.values())) / max(perf_counter() - self._began, 1e-9)
+        left = _duration((total - steps) / rate) if rate > 0 else "?"
+        return f"{done} of {len(self._configs)} runs done, {steps:,} steps, {rate:,.0f} steps/s, {left} left"
+
+    def _table(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title=self._summary(), title_justify="left")
+        for title in ("run", "steps", "return", "cost / limit", "CVaR", "λ"):
+            table.add_column(title, justify="left" if title == "run" else "right")
+        for name, config in self._configs.items():
+            news = self._facts.get(name)
+            cells = ["", "", "", "", ""]
+            if news:
+                cells = [
+                    f"{news['step']:,}", f"{news['episode_return']:.2f}",
+                    f"{news['mean_cost']:.3f} / {config.limit_rate:g}", f"{news['cost_cvar95']:.3f}",
+                    f"{news['multiplier']:.3f}",
+                ]  # fmt: skip
+            table.add_row(name, *cells)
+        return table
+
+
 def silent() -> Watch:
     """Curves in the folder, nothing on the screen."""
     return Watch(bar=False)

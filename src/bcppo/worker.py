@@ -1,17 +1,18 @@
-"""An environment in a process of its own, without torch: `python -m bcppo.worker`.
+"""Environments in a process of their own, without torch: `python -m bcppo.worker`. pool.py is the other side.
 
-The two sides speak over the process's standard input and output: a line of JSON, then the bytes of the arrays it
-announces. A worker that loses its parent ends.
+The two sides speak over the process's standard input and output: the length of some JSON, the JSON, then the bytes of
+the arrays it announces. Policies and rollouts lie in memory that both sides share. A worker that loses its parent ends.
+It may run under another Python than its parent, and so with another release of the simulators.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
+import mmap
 import os
 import signal
-import subprocess
+import struct
 import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO
@@ -20,10 +21,14 @@ import gymnasium
 import numpy as np
 
 from bcppo.errors import BcppoError, ConfigError, Diverged
-from bcppo.policy import NumpyPolicy
-from bcppo.rollout import Collector, MakeEnv, Rollout
+from bcppo.policy import sampler
+from bcppo.rollout import Collector, MakeEnv
 
-_ARRAYS = ("observation", "next_observation", "action", "reward", "cost", "terminated", "truncated")
+Arrays = dict[str, np.ndarray]
+Places = Mapping[str, tuple[str, list[int], int]]
+"""Arrays in shared memory: name → (dtype, shape, offset in bytes)."""
+
+_LENGTH = struct.Struct("<Q")
 
 
 OWN_TASK = "own"
@@ -65,139 +70,126 @@ def own_environment(make_env: MakeEnv, cost_limit_rate: float | None) -> MakeEnv
     return make
 
 
-class RemoteCollector:
-    """A Collector in another process: the same calls, but `start` lets several work at once."""
-
-    def __init__(
-        self, task: str, cost_limit_rate: float | None, seeds: np.random.Generator, noise: np.random.Generator
-    ) -> None:
-        self._seeds, self._noise = seeds, noise
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        # A task 'module:function' is found there where it is found here.
-        environment["PYTHONPATH"] = os.pathsep.join(folder for folder in sys.path if folder)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bcppo.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
-        self._call({"do": "make", "task": task, "cost_limit_rate": cost_limit_rate, **self._stream_states()})
-
-    def start(self, policy: NumpyPolicy, steps: int) -> None:
-        self._send({"do": "collect", "steps": steps}, policy.weights | {"low": policy.low, "high": policy.high})
-
-    def finish(self) -> Rollout:
-        header, arrays = self._receive()
-        fields: dict[str, Any] = {**arrays, **header["rest"]}
-        return Rollout(**fields)
-
-    def state(self) -> tuple[int, np.ndarray]:
-        header, arrays = self._call({"do": "state"})
-        return header["seed"], arrays["actions"]
-
-    def restore(self, seed: int, actions: np.ndarray) -> None:
-        self._call({"do": "restore", "seed": seed, **self._stream_states()}, {"actions": actions})
-
-    def close(self) -> None:
-        """End the worker, also one that is still sending what nobody will read."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _stream_states(self) -> dict[str, Any]:
-        return {"seeds": self._seeds.bit_generator.state, "noise": self._noise.bit_generator.state}
-
-    def _call(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None):
-        self._send(header, arrays or {})
-        return self._receive()
-
-    def _send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        try:
-            write_message(self._process.stdin, header, arrays)  # type: ignore[arg-type]
-        except (BrokenPipeError, OSError):
-            raise self._lost() from None
-
-    def _receive(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        message = read_message(self._process.stdout)  # type: ignore[arg-type]
-        if message is None:
-            raise self._lost()
-        header, arrays = message
-        if "error" in header:
-            raise (Diverged if header["diverged"] else BcppoError)(header["error"])
-        if "seeds" in header:
-            self._seeds.bit_generator.state = header.pop("seeds")
-            self._noise.bit_generator.state = header.pop("noise")
-        return header, arrays
-
-    def _lost(self) -> BcppoError:
-        return BcppoError("An environment's process died; the run can be resumed from its last checkpoint.")
-
-
 def write_message(pipe: BinaryIO, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     specs = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    pipe.write(json.dumps({**header, "arrays": specs}).encode() + b"\n")
-    for array in arrays.values():
-        pipe.write(np.ascontiguousarray(array).tobytes())
+    text = json.dumps({**header, "arrays": specs}).encode()
+    payload = b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
+    view = memoryview(payload)
+    while view:
+        view = view[pipe.write(view) :]
     pipe.flush()
 
 
-def read_message(pipe: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+def read_message(pipe: BinaryIO) -> tuple[dict[str, Any], Arrays] | None:
     """The next message, or None where the other side is gone."""
-    line = pipe.readline()
-    if not line.endswith(b"\n"):
+    length = _read(pipe, _LENGTH.size)
+    text = _read(pipe, _LENGTH.unpack(length)[0]) if length else None
+    if text is None:
         return None
-    header = json.loads(line)
+    header = json.loads(text)
     arrays = {}
     for name, (dtype, shape) in header.pop("arrays").items():
-        size = np.dtype(dtype).itemsize * int(np.prod(shape))
-        raw = pipe.read(size)
-        if len(raw) < size:
+        raw = _read(pipe, np.dtype(dtype).itemsize * int(np.prod(shape)))
+        if raw is None:
             return None
-        arrays[name] = np.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+        arrays[name] = np.frombuffer(raw, dtype=dtype).reshape(shape)
     return header, arrays
 
 
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+def _read(pipe: BinaryIO, size: int) -> bytearray | None:
+    """So many bytes, or None where the pipe ends before. The pipes are unbuffered, so that `select` tells the truth."""
+    raw = bytearray()
+    while len(raw) < size:
+        part = pipe.read(size - len(raw))
+        if not part:
+            return None
+        raw += part
+    return raw
+
+
+def shared_arrays(memory: mmap.mmap, places: Places) -> Arrays:
+    """Views of shared memory."""
+    arrays = {}
+    for name, (dtype, shape, offset) in places.items():
+        count = int(np.prod(shape))
+        arrays[name] = np.frombuffer(memory, dtype=dtype, count=count, offset=offset).reshape(shape)
+    return arrays
+
+
+class _Host:
+    """A worker's environments, by number, and what can be asked of them."""
+
+    def __init__(self, memory_file: int) -> None:
+        self._file = memory_file
+        self._memory: mmap.mmap | None = None
+        self._collectors: dict[int, Collector] = {}
+        self._streams: dict[int, tuple[np.random.Generator, np.random.Generator]] = {}
+
+    def answer(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        number = header["environment"]
+        if "seeds" in header:
+            streams = self._streams.setdefault(number, (np.random.default_rng(0), np.random.default_rng(0)))
+            for stream, state in zip(streams, (header["seeds"], header["noise"])):
+                stream.bit_generator.state = state
+        reply, sent = getattr(self, f"_{header['do']}")(number, header, arrays)
+        seeds, noise = (stream.bit_generator.state for stream in self._streams[number])
+        return reply | {"seeds": seeds, "noise": noise}, sent
+
+    def _make(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        make_env = environment_factory(header["task"], header["cost_limit_rate"])
+        collector = self._collectors[number] = Collector(make_env, *self._streams[number])
+        width, low, high = collector.spaces
+        reply = {"observation": width, "episode_seed": collector.episode_seed}
+        return reply, {"low": low, "high": high, "current": collector.observation}
+
+    def _restore(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        collector = self._collectors[number]
+        collector.restore(header["episode_seed"], arrays["actions"])
+        return {}, {"current": collector.observation}
+
+    def _collect(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        collector = self._collectors[number]
+        rollout = collector.collect(self._policy(header), header["steps"])
+        places = self._shared(header["rollout"])
+        places.pop("current")[...] = collector.observation
+        for name, place in places.items():
+            place[...] = getattr(rollout, name)
+        rest = {"episodes": rollout.episodes, "native_cost": rollout.native_cost, "seconds": rollout.seconds}
+        return {"rest": rest, "episode_seed": collector.episode_seed}, {}
+
+    def _evaluate(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        return {"rows": self._collectors[number].evaluate(self._policy(header), header["episode_seeds"])}, {}
+
+    def _policy(self, header: dict[str, Any]) -> Any:
+        return sampler({name: array.copy() for name, array in self._shared(header["policy"]).items()})
+
+    def _shared(self, places: Places) -> Arrays:
+        needed = max(offset + np.dtype(d).itemsize * int(np.prod(shape)) for d, shape, offset in places.values())
+        if self._memory is None or len(self._memory) < needed:
+            self._memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
+        return shared_arrays(self._memory, places)
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, memory_file: int) -> None:
     """Answer a parent's requests until it is gone."""
-    seeds, noise = np.random.default_rng(0), np.random.default_rng(0)
-    collector: Collector | None = None
+    host = _Host(memory_file)
     while (message := read_message(requests)) is not None:
         header, arrays = message
-        reply: dict[str, Any] = {}
-        sent: dict[str, np.ndarray] = {}
         try:
-            if "seeds" in header:
-                seeds.bit_generator.state, noise.bit_generator.state = header["seeds"], header["noise"]
-            if header["do"] == "make":
-                collector = Collector(environment_factory(header["task"], header["cost_limit_rate"]), seeds, noise)
-            elif collector is None:
-                raise BcppoError("No environment was made yet.")
-            elif header["do"] == "collect":
-                low, high = arrays.pop("low"), arrays.pop("high")
-                rollout = collector.collect(NumpyPolicy(arrays, low, high), header["steps"])
-                sent = {name: getattr(rollout, name) for name in _ARRAYS}
-                rest = {"episodes": rollout.episodes, "native_cost": rollout.native_cost, "seconds": rollout.seconds}
-                reply["rest"] = rest
-            elif header["do"] == "state":
-                reply["seed"], sent["actions"] = collector.state()
-            elif header["do"] == "restore":
-                collector.restore(header["seed"], arrays["actions"])
-            reply |= {"seeds": seeds.bit_generator.state, "noise": noise.bit_generator.state}
+            reply, sent = host.answer(header, arrays)
         except Exception as error:
             sentence = f"{error}" if isinstance(error, BcppoError) else f"{type(error).__name__}: {error}"
             reply, sent = {"error": sentence, "diverged": isinstance(error, Diverged)}, {}
-        write_message(replies, reply, sent)
+        write_message(replies, reply | {"environment": header["environment"]}, sent)
 
 
 if __name__ == "__main__":
     # An interrupt from the keyboard goes to the parent too, which decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What an environment prints must not get between the messages.
-    replies = os.fdopen(os.dup(1), "wb")
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     try:
-        serve(sys.stdin.buffer, replies)
+        serve(os.fdopen(os.dup(0), "rb", buffering=0), replies, int(sys.argv[1]))
     except BrokenPipeError:  # the parent is gone: nobody to tell, and nothing to complain about while ending
         os.dup2(os.open(os.devnull, os.O_WRONLY), replies.fileno())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
-from bcppo.config import BCPPOConfig
+from bcppo.settings import BCPPOConfig
 from bcppo.streams import Streams
 
 STANDARD_NORMAL = NormalDist()

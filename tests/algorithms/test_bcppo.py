@@ -15,13 +15,13 @@ from torch import Tensor
 from bcppo.algorithms import bcppo as module
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
-from bcppo.config import BCPPOConfig
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import effective_beta, excess_factor, reference_level
 from bcppo.math.gae import gae
 from bcppo.math.pid import PidGains, pid_start, pid_step
 from bcppo.math.surrogate import clipped_surrogate, gaussian_log_prob, standardize
 from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.settings import BCPPOConfig
 from bcppo.streams import Streams
 
 CPU = torch.device("cpu")
@@ -152,14 +152,14 @@ def test_the_reference_tells_the_variants_apart() -> None:
 
 def test_actor_loss_has_exactly_zero_gradient_in_every_critic_and_value_parameter() -> None:
     ours = learner(config(beta=30.0), critic_spread=SPREAD)
-    frozen = [*ours.values.parameters.values(), *ours.signal.critics.parameters.values()]
+    frozen = [ours.values.flat, ours.signal.critics.flat]
     descend, checked = ours.policy_optimizer.descend, []
 
     def watched(loss: Tensor) -> None:
         gradients = torch.autograd.grad(loss.sum(), frozen, retain_graph=True, allow_unused=True)
         assert all(gradient is None or not gradient.any() for gradient in gradients)
-        own = torch.autograd.grad(loss.sum(), list(ours.policy.parameters.values()), retain_graph=True)
-        checked.append(all(bool(gradient.any()) for gradient in own))
+        (own,) = torch.autograd.grad(loss.sum(), ours.policy.flat, retain_graph=True)
+        checked.append(all(bool(gradient.any()) for gradient in ours.policy.named(own).values()))
         descend(loss)
 
     ours.policy_optimizer.descend = watched  # type: ignore[method-assign]
@@ -176,7 +176,7 @@ def plain_ppo(settings: BCPPOConfig, batches: list[Batch], *, constrained: bool,
     streams = Streams(seed, 1)
     policy = GaussianPolicy((WIDTHS[0], *settings.hidden, WIDTHS[1]), [settings.initial_log_std], [streams.init], CPU)
     values = Stack((WIDTHS[0], *settings.hidden, 1), 2, [streams.init], CPU)
-    adam, values_adam = (Adam(nets.parameters, [settings.learning_rate]) for nets in (policy, values))
+    adam, values_adam = (Adam(nets, [settings.learning_rate]) for nets in (policy, values))
     gains = PidGains(
         settings.proportional_gain, settings.integral_gain, settings.derivative_gain, settings.multiplier_max, True
     )
@@ -196,7 +196,7 @@ def plain_ppo(settings: BCPPOConfig, batches: list[Batch], *, constrained: bool,
             if constrained:
                 multiplier = controller.multiplier.float()
                 advantage = advantage - multiplier * standardize(cost.advantage.float()[:, rows])
-            log_prob = gaussian_log_prob(one.action[:, rows], policy.mean(one.observation[:, rows]), policy.log_std)
+            log_prob = gaussian_log_prob(one.action[:, rows], *policy.distribution(one.observation[:, rows]))
             adam.descend(clipped_surrogate((log_prob - old[:, rows]).exp(), advantage, settings.clip))
             error = values(one.observation[:, rows]).squeeze(-1) - torch.stack(
                 [reward.value_target.float()[:, rows], cost.value_target.float()[:, rows]], dim=1
@@ -427,7 +427,8 @@ def test_several_environments_do_not_leak_into_each_other() -> None:
         first_half: list[Tensor] = []
         ours = learner(settings)
         ours._descend_values = lambda o, r, c: first_half.append(r) or {}  # type: ignore[method-assign,func-returns-value]
-        ours._draw_minibatches = lambda rows: iter([torch.arange(rows)[None]])  # type: ignore[method-assign]
+        everything = torch.arange(64)[None], torch.ones(1, settings.members, 64, dtype=torch.bool)
+        ours._draw_minibatches = lambda rows: iter([everything])  # type: ignore[method-assign]
         ours.update(one)
         return float(first_half[0][0, :32].sum())
 
@@ -455,24 +456,24 @@ def test_entropy_bonus_pushes_the_log_std_up_and_nothing_else() -> None:
 
 def test_a_long_gradient_is_scaled_down_to_the_maximum_norm_of_each_run() -> None:
     """Of the gradients (3, 4) and (0.3, 0.4), maximum 1, the first is scaled to (0.6, 0.8), the second left alone."""
-    weights = torch.zeros(2, 2).requires_grad_()
+    stack = Stack((1, 1), 1, [Streams(seed, 1).init for seed in range(2)], CPU)
     slopes = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    adam = Adam({"weights": weights}, [0.1, 0.1], max_grad_norm=1.0)
-    adam.descend((weights * slopes).sum(-1))
-    np.testing.assert_allclose(adam.first["weights"].numpy() / 0.1, [[0.6, 0.8], [0.3, 0.4]], rtol=1e-5)
+    adam = Adam(stack, [0.1, 0.1], max_grad_norm=1.0)
+    adam.descend((stack.flat[:, 0, :2] * slopes).sum(-1))
+    np.testing.assert_allclose(adam.first[:, 0, :2].numpy() / 0.1, [[0.6, 0.8], [0.3, 0.4]], rtol=1e-5)
 
 
 def test_max_grad_norm_reaches_every_network() -> None:
     ours = learner(config(max_grad_norm=1e-3))
     steps = {name: [] for name in ours.optimizers()}
     for name, optimizer in ours.optimizers().items():
-        inner = optimizer.step
+        inner = optimizer._step
 
-        def watched(gradients, name=name, inner=inner):
-            steps[name].append(math.sqrt(sum(float(g.square().sum()) for g in gradients.values())))
-            inner(gradients)
+        def watched(gradient, name=name, inner=inner):
+            steps[name].append(float(gradient.square().sum().sqrt()))
+            inner(gradient)
 
-        optimizer.step = watched
+        optimizer._step = watched
     ours.update(batch())
     assert {name: len(norms) for name, norms in steps.items()} == {"policy": 4, "values": 4, "critics": 4}
     assert all(norm <= 1.0001e-3 for norms in steps.values() for norm in norms)

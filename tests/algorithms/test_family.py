@@ -16,12 +16,12 @@ from bcppo.algorithms.bcppo import BCPPO, Disagreement
 from bcppo.algorithms.cppo import TailWeight, tail_weights
 from bcppo.algorithms.ppo import NoSignal, Unconstrained
 from bcppo.algorithms.qrppo import QuantileTail
-from bcppo.config import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig
 from bcppo.errors import ConfigError
 from bcppo.math.quantile import pinball_loss, quantile_levels
 from bcppo.policy import load_policy
 from bcppo.records import RunFolder
 from bcppo.run import Run, Trainer, resume, train
+from bcppo.settings import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig
 from bcppo.streams import Streams
 from bcppo.watch import Watch
 
@@ -142,7 +142,13 @@ def test_actor_loss_leaves_the_signals_critic_alone(signal: type) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-# --- what every method shares ---
+# --- what every on-policy method shares; tests/test_offpolicy.py has WCSAC's part ---
+
+ON_POLICY = [name for name, method in METHODS.items() if not method.off_policy]
+
+
+ON_POLICY = [name for name, method in METHODS.items() if not method.off_policy]
+"""WCSAC, which learns after every step, has the same tests in test_offpolicy.py."""
 
 
 def settings_of(method: str, **changes):
@@ -153,7 +159,7 @@ def settings_of(method: str, **changes):
     return METHODS[method].config(**(values | changes))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_POLICY)
 def test_every_method_is_deterministic_resumes_and_does_not_mind_company(method: str, tmp_path: Path) -> None:
     first = train(settings_of(method, seed=1), method=method, out=tmp_path / "first", make_env=TinyCMDP)
     expected = {name: (first / name).read_bytes() for name in FILES}
@@ -203,7 +209,7 @@ OMNISAFE: dict[str, dict] = {
 def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Mean cost per step of each method's deterministic policy on the tiny CMDP with limit 0.3 (unconstrained: 1)."""
     found = {}
-    for method in METHODS:
+    for method in ON_POLICY:
         changes = {"steps": 20_000, "epochs": 4, "initial_log_std": -1.0, "eval_every": 0, "checkpoint_every": 10**6}
         settings = settings_of(method, **(changes | OMNISAFE.get(method, FAMILY)))
         if method == "qrppo":
@@ -214,7 +220,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "ppo"])
+@pytest.mark.parametrize("method", [name for name in ON_POLICY if name != "ppo"])
 def test_constrained_methods_meet_the_limit(method: str, costs: dict[str, float]) -> None:
     assert costs[method] == pytest.approx(0.3, abs=0.06)
 
@@ -223,7 +229,7 @@ def test_reward_ppo_violates_the_limit(costs: dict[str, float]) -> None:
     assert costs["ppo"] > 0.9
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_POLICY)
 def test_low_cost_rollouts_leave_the_multiplier_at_zero(method: str) -> None:
     learner = METHODS[method].learner()([METHODS[method].config(**SMALL)], WIDTHS, [Streams(0, 1)], CPU)
     metrics = learner.update(batch(0, LOW_COST))

@@ -11,10 +11,10 @@ from test_bcppo import batch, config
 
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
-from bcppo.config import BCPPOConfig
 from bcppo.errors import ConfigError
 from bcppo.records import RunFolder
 from bcppo.run import Run, Trainer
+from bcppo.settings import BCPPOConfig
 from bcppo.streams import Streams
 from bcppo.watch import Watch
 

@@ -18,7 +18,7 @@ from bcppo.algorithms.cpo import CPO
 from bcppo.algorithms.focops import FOCOPS
 from bcppo.algorithms.onpolicy import OnPolicy
 from bcppo.algorithms.ppolag import PPOLag
-from bcppo.config import CPOConfig, FOCOPSConfig, PPOLagConfig
+from bcppo.settings import CPOConfig, FOCOPSConfig, PPOLagConfig
 from bcppo.streams import Streams
 
 RECORDS = Path(__file__).parents[1] / "data" / "omnisafe_0_5_0.npz"
@@ -139,11 +139,8 @@ def test_step_direction_is_omnisafes(name: str, monkeypatch: pytest.MonkeyPatch)
         orders.left = list(record["orders"])
         ours.update(batch_of(record))
         found: dict[str, np.ndarray] = {}
-        start = 0
-        for key, tensor in ours.policy.parameters.items():
-            size = tensor[0].numel()
-            array = steps[-1].direction[0, start : start + size].view(tensor.shape[1:]).numpy()
-            start += size
+        for key, tensor in ours.policy.named(steps[-1].direction.unsqueeze(1)).items():
+            array = tensor[0].numpy()
             if key == "log_std":
                 found[key] = array[: ours.policy.sizes[-1]]
             else:  # OmniSafe's layers are [out, in]

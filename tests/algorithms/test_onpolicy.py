@@ -16,9 +16,9 @@ from bcppo.algorithms.cpo import CPO
 from bcppo.algorithms.focops import FOCOPS
 from bcppo.algorithms.onpolicy import OnPolicy, Sample
 from bcppo.algorithms.ppolag import PPOLag
-from bcppo.config import CPOConfig, FOCOPSConfig, LagrangeConfig, OmniConfig, PPOLagConfig
 from bcppo.errors import ConfigError
 from bcppo.policy import NumpyPolicy
+from bcppo.settings import CPOConfig, FOCOPSConfig, LagrangeConfig, OmniConfig, PPOLagConfig
 from bcppo.streams import Streams
 
 SMALL: dict[str, Any] = {
@@ -175,13 +175,13 @@ def test_focops_loss_by_pairs_and_by_samples(broadcast: bool) -> None:
     rollout = learner._prepare(batch(), torch.ones(1, dtype=torch.float64))
     random = np.random.default_rng(0)
     shifted = rollout.old_mean + torch.from_numpy(0.4 * random.standard_normal(rollout.old_mean.shape))
-    part = Sample(**(vars(rollout) | {"old_mean": shifted}))
     advantage = rollout.reward_advantage
+    part = Sample(**(vars(rollout) | {"old_mean": shifted, "advantage": advantage}))
     kl = ((rollout.old_mean - shifted) ** 2 / 2).sum(-1)[0]  # both standard deviations are 1
     assert 5 < int((kl <= 0.3).sum()) < 59
     table = (kl[:, None] - advantage[0] / 1.5) * (kl[:, None] <= 0.3)
     expected = table.mean() if broadcast else table.diagonal().mean()
-    loss = learner._loss(part, advantage, learner.policy.log_std.detach())
+    loss = learner._loss(part, learner.policy.log_std)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 

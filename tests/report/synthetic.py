@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from bcppo.algorithms import CONFIGS
-from bcppo.config import RunConfig, paper_preset, protocol_id, to_json
+from bcppo.config import RunConfig, protocol_id, to_json
 from bcppo.records import FINISHED, RunFolder
+from bcppo.settings import paper_preset
 from bcppo.tasks.table import TASKS
 
 PAPER_METHODS = ("bcppo", "cppo", "qrppo", "ppolag", "cpo", "focops", "wcsac")
@@ -56,7 +57,7 @@ def _make_run(folder: Path, method: str, variant: str, config: RunConfig) -> dic
     rng = np.random.default_rng([seed, len(variant), *run.encode()])
     target = RunFolder(folder / "runs" / run)
     target.create(method, config, "cpu")
-    rollout = config.rollout  # type: ignore[attr-defined]
+    rollout = getattr(config, "rollout", 1000)  # WCSAC has none
     updates = -(-config.steps // rollout)
     target.write_rows("progress", _progress(rng, task, method, updates, rollout))
     target.write_rows("evaluations", _evaluations(rng, task, method, config, updates * rollout))

@@ -8,7 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from bcppo.config import (
+from bcppo.config import RunConfig
+from bcppo.settings import (
     BCPPOConfig,
     CPOConfig,
     CPPOConfig,
@@ -16,7 +17,7 @@ from bcppo.config import (
     PPOConfig,
     PPOLagConfig,
     QRPPOConfig,
-    RunConfig,
+    WCSACConfig,
 )
 
 
@@ -28,6 +29,8 @@ class Method:
     learner: Callable[[], Any]
     """Returns the learner's class; called late, since learners import torch."""
     summary: str
+    off_policy: bool = False
+    """Whether it learns after every step from stored transitions, not from a rollout at a time."""
 
 
 def _with_signal(module: str, signal: str) -> Callable[[], Any]:
@@ -56,6 +59,9 @@ METHODS: dict[str, Method] = {
     "ppolag": Method(PPOLagConfig, _learner("ppolag", "PPOLag"), "clipped PPO with a multiplier, as in OmniSafe 0.5.0"),
     "focops": Method(FOCOPSConfig, _learner("focops", "FOCOPS"), "first-order constrained steps in policy space"),
     "cpo": Method(CPOConfig, _learner("cpo", "CPO"), "a constrained step in a trust region, with a line search"),
+    "wcsac": Method(
+        WCSACConfig, _learner("wcsac", "WCSAC"), "soft actor-critic under a Gaussian CVaR of the cost", off_policy=True
+    ),
 }
 
 CONFIGS: dict[str, type[RunConfig]] = {name: method.config for name, method in METHODS.items()}

@@ -65,3 +65,10 @@ def _ended_episodes(rollouts: Sequence[Rollout]) -> list[tuple[float, float]]:
     ended = [(episode["end"], index, episode) for index, one in enumerate(rollouts) for episode in one.episodes]
     ordered = [episode for _, _, episode in sorted(ended, key=lambda item: item[:2])]
     return [(episode["cost_rate"] * episode["length"], episode["length"]) for episode in ordered]
+
+
+def take(values: Tensor, rows: Tensor) -> Tensor:
+    """values [R, T, …] at each run's own rows [R, B] → [R, B, …]"""
+    runs, length = values.shape[:2]
+    flat = rows + torch.arange(runs, device=rows.device).unsqueeze(1) * length
+    return values.flatten(0, 1).index_select(0, flat.flatten()).unflatten(0, rows.shape)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.onpolicy import Metrics, OnPolicy, Sample, Tally
+from bcppo.algorithms.repeated import Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.surrogate import gaussian_log_prob
 from bcppo.math.trust_region import Step, conjugate_gradients, constrained_step, dot
-from bcppo.nets import tanh_
 
 DECAY = 0.8
 """Each step length tried is so much of the one before."""
@@ -34,27 +34,37 @@ class CPO(OnPolicy):
             raise ConfigError("Runs of one stack must agree on conjugate_gradient_steps and search_steps.")
 
     def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+        excess = excess.to(self._device)
         step = self._solve(rollout, excess)
         found = self._search(rollout, step, excess)
-        self.controller = self.controller._replace(multiplier=step.cost_multiplier)
+        self.controller = self.controller._replace(multiplier=step.cost_multiplier.cpu())
+        minibatch = self._values_minibatch()
+        minibatch.begin(tuple(vars(rollout).values()))
         tally, everyone = Tally(len(self.configs), self._device), [True] * len(self.configs)
         for _ in range(self.config.epochs):
-            for rows in self._draw_minibatches(rollout, everyone):
-                tally.add(self.descend_values(rollout.take(rows)), everyone)
+            tally.add([minibatch(*inputs) for inputs in self.draw_minibatches(rollout, everyone)], everyone)
         log_std = self.policy.log_std.detach().sum(-1)
         return tally.means() | found | {"case": step.case.double(), "log_std": log_std}
 
+    def _values_minibatch(self) -> Repeated:
+        if self._repeated is None:
+            self._repeated = Repeated(
+                lambda rollout, *inputs: self.descend_values(self._part(rollout, inputs)),
+                lambda: {"values": self.values_optimizer},
+                self._device,
+            )
+        return self._repeated
+
     def _surrogates(self, rollout: Sample) -> tuple[Tensor, Tensor]:
         """(−E[ratio·A_r], E[ratio·A_c]) of each run."""
-        log_prob = gaussian_log_prob(rollout.action, self.policy.mean(rollout.observation), self.policy.log_std)
+        log_prob = gaussian_log_prob(rollout.action, *self.policy.distribution(rollout.observation))
         ratio = (log_prob - rollout.log_prob).exp()
         return -(ratio * rollout.reward_advantage).mean(-1), (ratio * rollout.cost_advantage).mean(-1)
 
     def _solve(self, rollout: Sample, excess: Tensor) -> Step:
         reward_loss, cost = self._surrogates(rollout)
-        parameters = list(self.policy.parameters.values())
-        gradient = -_flat(torch.autograd.grad(reward_loss.sum(), parameters, retain_graph=True))  # g
-        cost_gradient = _flat(torch.autograd.grad(cost.sum(), parameters))  # b
+        gradient = -torch.autograd.grad(reward_loss.sum(), self.policy.flat, retain_graph=True)[0].flatten(1)  # g
+        cost_gradient = torch.autograd.grad(cost.sum(), self.policy.flat)[0].flatten(1)  # b
         fisher = _Fisher(self, rollout.observation)
         steps = self._steps[0]
         natural = conjugate_gradients(fisher, gradient, steps)
@@ -74,7 +84,7 @@ class CPO(OnPolicy):
     @torch.no_grad()
     def _search(self, rollout: Sample, step: Step, excess: Tensor) -> Metrics:
         """The longest of the step lengths 1, 0.8, 0.64, … that keeps what the step promised, or 0 where none does."""
-        before = {name: parameter.detach().clone() for name, parameter in self.policy.parameters.items()}
+        before = self.policy.flat.detach().clone()
         old_log_std = self.policy.log_std.clone()
         reward_loss, cost = self._surrogates(rollout)
         accepted, kl = torch.zeros_like(excess), torch.zeros_like(excess)
@@ -96,9 +106,8 @@ class CPO(OnPolicy):
         self._move(before, step.direction * _length(accepted).to(self._dtype).unsqueeze(1))
         return {"kl": kl, "accepted_step": accepted}
 
-    def _move(self, before: dict[str, Tensor], direction: Tensor) -> None:
-        for (name, parameter), part in zip(self.policy.parameters.items(), _split(direction, before)):
-            parameter.copy_(before[name] + part)
+    def _move(self, before: Tensor, direction: Tensor) -> None:
+        self.policy.flat.copy_(before + direction.unsqueeze(1))
 
 
 class _Fisher:
@@ -112,40 +121,29 @@ class _Fisher:
         self._policy, self._damping = learner.policy, learner._damping
         self._mean = self._policy.mean(observation)
         self._inputs = [observation]
-        with torch.no_grad():
-            hidden = observation
-            for layer in range(len(self._policy.sizes) - 2):
-                weight, bias = self._layer(self._policy.parameters, layer)
-                hidden = tanh_(torch.baddbmm(bias.unsqueeze(1), hidden, weight))
-                self._inputs.append(hidden)
-
-    @staticmethod
-    def _layer(tensors: dict[str, Tensor], layer: int) -> tuple[Tensor, Tensor]:
-        return tensors[f"weight{layer}"].squeeze(1), tensors[f"bias{layer}"].squeeze(1)
+        self._layers = self._policy.layers(self._policy.flat.detach())
+        for weight, bias in self._layers[:-1]:
+            self._inputs.append(torch.baddbmm(bias, self._inputs[-1], weight).tanh_())
 
     def __call__(self, vector: Tensor) -> Tensor:
-        parameters = self._policy.parameters
-        parts = dict(zip(parameters, _split(vector, parameters)))
+        policy, direction = self._policy, vector.unsqueeze(1)
         with torch.no_grad():
-            pushed = self._push(parts)
+            pushed = self._push(direction)
             rows, actions = pushed.shape[1:]
-            precision = (-2.0 * self._policy.log_std).exp().unsqueeze(1)
+            precision = (-2.0 * policy.log_std).exp().unsqueeze(1)
             pulled = precision * pushed / (rows * actions)
-        names = [name for name in parameters if name != "log_std"]
-        gradients = torch.autograd.grad(self._mean, [parameters[n] for n in names], pulled, retain_graph=True)
-        result = dict(zip(names, gradients)) | {"log_std": 2.0 * parts["log_std"] / actions}
-        return _flat([result[name] for name in parameters]) + self._damping * vector
+        (result,) = torch.autograd.grad(self._mean, policy.flat, pulled, retain_graph=True)
+        policy.beside(result).copy_(2.0 * policy.beside(direction) / actions)
+        return result.squeeze(1) + self._damping * vector
 
-    def _push(self, parts: dict[str, Tensor]) -> Tensor:
+    def _push(self, direction: Tensor) -> Tensor:
         """How the mean moves along a direction in the weights: J·v [R, B, act]."""
         moved: Tensor | None = None
         last = len(self._inputs) - 1
-        for layer, inputs in enumerate(self._inputs):
-            weight, _ = self._layer(self._policy.parameters, layer)
-            weight_part, bias_part = self._layer(parts, layer)
-            change = torch.baddbmm(bias_part.unsqueeze(1), inputs, weight_part)
+        for layer, (weight_part, bias_part) in enumerate(self._policy.layers(direction)):
+            change = torch.baddbmm(bias_part, self._inputs[layer], weight_part)
             if moved is not None:
-                change = change + torch.bmm(moved, weight)
+                change = change + torch.bmm(moved, self._layers[layer][0])
             moved = change if layer == last else change * (1.0 - self._inputs[layer + 1].square())
         assert moved is not None
         return moved[..., : self._policy.sizes[-1]]
@@ -153,13 +151,3 @@ class _Fisher:
 
 def _length(accepted: Tensor) -> Tensor:
     return torch.where(accepted > 0, DECAY ** (accepted - 1.0), 0.0)
-
-
-def _flat(tensors: Any) -> Tensor:
-    """[R, …] tensors → [R, P]"""
-    return torch.cat([tensor.flatten(1) for tensor in tensors], dim=1)
-
-
-def _split(flat: Tensor, like: dict[str, Tensor]) -> list[Tensor]:
-    parts = flat.split([tensor[0].numel() for tensor in like.values()], dim=1)
-    return [part.view_as(tensor) for part, tensor in zip(parts, like.values())]

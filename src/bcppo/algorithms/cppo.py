@@ -18,8 +18,8 @@ from torch import Tensor
 
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.ppo import NoSignal
-from bcppo.config import CPPOConfig
 from bcppo.math.cvar import value_at_risk
+from bcppo.settings import CPPOConfig
 from bcppo.streams import Streams
 
 

@@ -21,7 +21,7 @@ class FOCOPS(OnPolicy):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self._ceiling = self.vector("multiplier_max")
+        self._ceiling = self.vector("multiplier_max", host=True)
         self._eta, self._temperature = (self.vector(f).to(self._dtype).unsqueeze(1) for f in ("eta", "temperature"))
         self._broadcast = torch.tensor([c.broadcast_kl for c in self.configs], device=self._device)
 
@@ -29,12 +29,12 @@ class FOCOPS(OnPolicy):
         multiplier = self.ascend_multiplier(excess, self._ceiling)
         return self.descend_epochs(rollout, multiplier, self._loss)
 
-    def _loss(self, part: Sample, advantage: Tensor, old_log_std: Tensor) -> Tensor:
-        mean, log_std = self.policy.mean(part.observation), self.policy.log_std
+    def _loss(self, part: Sample, old_log_std: Tensor) -> Tensor:
+        mean, log_std = self.policy.distribution(part.observation)
         ratio = (gaussian_log_prob(part.action, mean, log_std) - part.log_prob).exp()
         kl = gaussian_kl(mean, log_std, part.old_mean, old_log_std).sum(-1)  # [R, B]
         near = (kl.detach() <= self._eta).to(kl.dtype)
-        gain = ratio * advantage / self._temperature
+        gain = ratio * part.advantage / self._temperature
         # The release has [B, 1] − [B], a mean over all pairs: a gain is weighed by the share of samples that are near.
         paired = (kl * near).mean(-1) - near.mean(-1) * gain.mean(-1)
         return torch.where(self._broadcast, paired, ((kl - gain) * near).mean(-1))

@@ -7,7 +7,7 @@ then on neither its weights nor its optimisers' state nor its random stream move
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcppo.algorithms.batch import Batch
+from bcppo.algorithms.batch import Batch, take
+from bcppo.algorithms.repeated import Metrics, Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
@@ -30,9 +31,6 @@ STD_FLOOR = 1e-2
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
 """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
-
-Metrics = dict[str, Tensor]
-"""Name → [R]."""
 
 
 class State(NamedTuple):
@@ -62,11 +60,7 @@ class Sample:
     cost_advantage: Tensor  # [R, B], centred over the rollout, in the units of the statistic
     reward_target: Tensor  # [R, B]
     cost_target: Tensor  # [R, B]
-
-    def take(self, rows: Tensor) -> Sample:
-        """Each run's own rows [R, B]."""
-        runs = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
-        return Sample(**{name: values[runs, rows] for name, values in vars(self).items()})
+    advantage: Tensor  # [R, B], the two at the multiplier's price, where a method combines them
 
 
 class Constraint(NamedTuple):
@@ -78,8 +72,8 @@ class Constraint(NamedTuple):
     advantage_scale: Tensor  # what the cost advantage is multiplied with
 
 
-Loss = Callable[[Sample, Tensor, Tensor], Tensor]
-"""(minibatch, its combined advantage [R, B], log-std [R, act] of the rollout's policy) → a loss a run [R]"""
+Loss = Callable[[Sample, Tensor], Tensor]
+"""(minibatch, log-std [R, act] of the rollout's policy) → a loss a run [R]"""
 
 
 class OnPolicy:
@@ -104,20 +98,22 @@ class OnPolicy:
         self.policy = GaussianPolicy((observation, *first.hidden, action), log_stds, init, device, dtype)
         self.values = Stack((observation, *first.hidden, 1), 2, init, device, dtype)  # V_r, V_c
         rates = [c.critic_learning_rate for c in configs]
-        self.values_optimizer = Adam(self.values.parameters, rates, first.max_grad_norm, apart=True)
+        self.values_optimizer = Adam(self.values, rates, first.max_grad_norm, apart=True)
         # CPO's policy takes steps of its own; the optimiser is then only where its weights are stored.
         rates = [getattr(c, "learning_rate", 0.0) for c in configs]
-        self.policy_optimizer = Adam(self.policy.parameters, rates, first.max_grad_norm)
+        self.policy_optimizer = Adam(self.policy, rates, first.max_grad_norm)
         self._minibatches = [stream.minibatches for stream in streams]
-        self.controller = _fresh_state(configs, observation, device)
+        self._repeated: Repeated | None = None
+        self.controller = _fresh_state(configs, observation)
         self._discount = self.vector("discount").unsqueeze(1)
         self._trace = self.vector("trace_decay").unsqueeze(1)
         self._penalty = self.vector("critic_penalty").to(dtype).unsqueeze(1)
         self._target_kl = self.vector("target_kl")
 
-    def vector(self, field: str) -> Tensor:
-        """A config field of every run, [R] float64."""
-        return torch.tensor([getattr(c, field) for c in self.configs], dtype=torch.float64, device=self._device)
+    def vector(self, field: str, *, host: bool = False) -> Tensor:
+        """A config field of every run, [R] float64, on the learner's device or with the controller on the host."""
+        numbers = [getattr(c, field) for c in self.configs]
+        return torch.tensor(numbers, dtype=torch.float64, device="cpu" if host else self._device)
 
     def update(self, batch: Batch) -> Metrics:
         """One cycle: statistic, advantages, policy and values; then the observations enter the running statistics."""
@@ -159,8 +155,7 @@ class OnPolicy:
                 means.append((shares[0] / batch.environments, shares[1] / batch.environments))
         self.controller = state._replace(episode_cost=costs, episode_length=lengths, episodes=finished)
         rows = [self._in_units(config, *mean) for config, mean in zip(self.configs, means)]
-        columns = torch.tensor(rows, dtype=torch.float64, device=self._device).unbind(1)
-        return Constraint(*columns)
+        return Constraint(*torch.tensor(rows, dtype=torch.float64).unbind(1))
 
     @staticmethod
     def _in_units(config: Any, cost: float, length: float) -> tuple[float, float, float, float]:
@@ -182,9 +177,10 @@ class OnPolicy:
             log_prob=gaussian_log_prob(action, old_mean, self.policy.log_std),
             old_mean=old_mean,
             reward_advantage=standardize(reward.advantage).to(self._dtype),
-            cost_advantage=(centred * cost_scale.unsqueeze(1)).to(self._dtype),
+            cost_advantage=(centred * cost_scale.unsqueeze(1).to(self._device)).to(self._dtype),
             reward_target=reward.value_target.to(self._dtype),
             cost_target=cost.value_target.to(self._dtype),
+            advantage=torch.zeros_like(old_mean[..., 0]),
         )
 
     def _estimate(self, batch: Batch, observation: Tensor, following: Tensor) -> tuple[Advantage, Advantage]:
@@ -212,7 +208,7 @@ class OnPolicy:
         std = (state.squares / (state.observations - 1).clamp(min=1).unsqueeze(1)).sqrt().clamp(min=STD_FLOOR)
         started = state.observations.unsqueeze(1) > 0
         scale = torch.where(started, std, 1.0)
-        return state.mean.to(self._dtype), scale.to(self._dtype)
+        return state.mean.to(self._device, self._dtype), scale.to(self._device, self._dtype)
 
     def _normalized(self, observation: Tensor) -> Tensor:
         observation = observation.to(self._dtype)
@@ -230,9 +226,9 @@ class OnPolicy:
             before, after = int(count[run]), int(count[run]) + len(rows)
             centre = rows.mean(0)
             spread = np.square(rows - centre).sum(0)
-            shift = centre - mean[run].cpu().numpy()
-            mean[run] += torch.from_numpy(shift * len(rows) / after).to(self._device)
-            squares[run] += torch.from_numpy(spread + np.square(shift) * before * len(rows) / after).to(self._device)
+            shift = centre - mean[run].numpy()
+            mean[run] += torch.from_numpy(shift * len(rows) / after)
+            squares[run] += torch.from_numpy(spread + np.square(shift) * before * len(rows) / after)
             count[run] = after
         self.controller = self.controller._replace(mean=mean, squares=squares, observations=count)
 
@@ -253,7 +249,8 @@ class OnPolicy:
         first = beta1 * state.first - (1 - beta1) * excess
         second = beta2 * state.second + (1 - beta2) * excess.square()
         scale = (second / (1 - beta2**steps)).sqrt() + 1e-8
-        multiplier = state.multiplier - self.vector("multiplier_learning_rate") * first / (1 - beta1**steps) / scale
+        rate = self.vector("multiplier_learning_rate", host=True)
+        multiplier = state.multiplier - rate * first / (1 - beta1**steps) / scale
         multiplier = multiplier.clamp(min=0.0)
         if ceiling is not None:
             multiplier = torch.minimum(multiplier, ceiling)
@@ -267,46 +264,77 @@ class OnPolicy:
             c.learning_rate * (max(0.0, 1.0 - updates / c.updates) if c.learning_rate_decay else 1.0)
             for c, updates in zip(self.configs, done)
         ]
-        weight = multiplier.to(self._dtype).unsqueeze(1)
-        old_log_std = self.policy.log_std.detach().clone()
+        weight = multiplier.to(self._device, self._dtype).unsqueeze(1)
+        rollout.advantage = (rollout.reward_advantage - weight * rollout.cost_advantage) / (1.0 + weight)
+        old_log_std = self.policy.log_std.clone()
         tally = Tally(len(self.configs), self._device)
         active = [True] * len(self.configs)
-        epochs, kl = torch.zeros_like(multiplier), torch.zeros_like(multiplier)
+        minibatch = self._minibatch(loss)
+        minibatch.begin((*vars(rollout).values(), old_log_std))
+        epochs, kl = torch.zeros(2, len(self.configs), dtype=torch.float64, device=self._device)
         for _ in range(self.config.epochs):
-            for rows in self._draw_minibatches(rollout, active):
-                part = rollout.take(rows)
-                advantage = (part.reward_advantage - weight * part.cost_advantage) / (1.0 + weight)
-                seen = self.descend_values(part, active)
-                policy_loss = loss(part, advantage, old_log_std)
-                self.policy_optimizer.descend(policy_loss, active)
-                tally.add(seen | {"loss_policy": policy_loss.detach()}, active)
+            for optimizer in self.optimizers().values():
+                optimizer.active = active
+            tally.add([minibatch(*inputs) for inputs in self.draw_minibatches(rollout, active)], active)
             going = torch.tensor(active, device=self._device)
-            epochs += going
+            epochs = epochs + going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)
             active = (going & (kl <= self._target_kl)).tolist()
             if not any(active):
                 break
-        log_std = self.policy.log_std.detach().sum(-1)
+        for optimizer in self.optimizers().values():
+            optimizer.active = None
+        log_std = self.policy.log_std.sum(-1)
         return tally.means() | {"kl": kl, "epochs": epochs, "log_std": log_std}
+
+    def _minibatch(self, loss: Loss) -> Repeated:
+        """A step of the values and one of the policy, repeated."""
+
+        def descend(data: Sequence[Tensor], *inputs: Tensor) -> Metrics:
+            *rollout, old_log_std = data
+            part = self._part(rollout, inputs)
+            seen = self.descend_values(part)
+            policy_loss = loss(part, old_log_std)
+            self.policy_optimizer.descend(policy_loss)
+            return seen | {"loss_policy": policy_loss.detach()}
+
+        if self._repeated is None:
+            self._repeated = Repeated(descend, self.optimizers, self._device)
+        return self._repeated
+
+    def _part(self, rollout: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sample:
+        """A minibatch: gathered already, or by its rows."""
+        if len(inputs) > 1:
+            return Sample(*inputs)
+        return Sample(*(take(values, inputs[0]) for values in rollout))
 
     @torch.no_grad()
     def divergence(self, rollout: Sample, old_log_std: Tensor) -> Tensor:
         """KL(rollout's policy ‖ policy) on each axis of the action, [R, T, act]."""
         return gaussian_kl(rollout.old_mean, old_log_std, self.policy.mean(rollout.observation), self.policy.log_std)
 
-    def descend_values(self, part: Sample, active: Sequence[bool] | None = None) -> Metrics:
+    def descend_values(self, part: Sample) -> Metrics:
         error = self.values(part.observation).squeeze(-1) - torch.stack([part.reward_target, part.cost_target], dim=1)
-        size = sum(p.square().flatten(2).sum(2) for p in self.values.parameters.values())  # [R, 2]; padding is 0
-        loss = error.square().mean(-1) + self._penalty * size
-        self.values_optimizer.descend(loss, active)
-        reward_loss, cost_loss = loss.detach().unbind(1)
+        loss = error.square().mean(-1)
+        size = torch.linalg.vector_norm(self.values.flat.detach(), dim=-1).square()  # [R, 2]
+        self.values_optimizer.descend(loss, self._penalty.unsqueeze(2))
+        reward_loss, cost_loss = (loss.detach() + self._penalty * size).unbind(1)
         return {"loss_value_reward": reward_loss, "loss_value_cost": cost_loss}
 
-    def _draw_minibatches(self, rollout: Sample, active: Sequence[bool]) -> tuple[Tensor, ...]:
-        """rows / minibatch index tensors [R, B]; a run that has stopped draws nothing, as it would alone."""
+    def draw_minibatches(self, rollout: Sample, active: Sequence[bool]) -> Iterator[tuple[Tensor, ...]]:
+        """The minibatches of an epoch; a run that has stopped draws nothing from its stream, as it would alone.
+
+        On the CPU gathered, all at once, which is cheaper there; on a GPU by their rows, which are less to hand over.
+        """
         rows = rollout.log_prob.shape[1]
         orders = [s.permutation(rows) if a else np.arange(rows) for s, a in zip(self._minibatches, active)]
-        return torch.from_numpy(np.stack(orders)).to(self._device).split(self.config.minibatch, dim=1)
+        order = torch.from_numpy(np.stack(orders)).to(self._device)
+        fields = [order] if self._device.type == "cuda" else [take(values, order) for values in vars(rollout).values()]
+        return zip(*(values.split(self.config.minibatch, dim=1) for values in fields))
+
+    def memory(self) -> dict[str, Tensor]:
+        """What it remembers beside weights and optimisers, [R, …] each."""
+        return self.controller._asdict()
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer}
@@ -319,26 +347,29 @@ class Tally:
         self._sums: Metrics = {}
         self._counts = torch.zeros(runs, dtype=torch.float64, device=device)
 
-    def add(self, values: Metrics, active: Sequence[bool]) -> None:
+    def add(self, minibatches: Sequence[Metrics], active: Sequence[bool]) -> None:
+        """An epoch's."""
         going = torch.tensor(active, device=self._counts.device)
-        for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, value.double(), 0.0)
-        self._counts += going
+        for name in minibatches[0]:
+            total = torch.stack([seen[name] for seen in minibatches]).double().sum(0)
+            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, total, 0.0)
+        self._counts += going * len(minibatches)
 
     def means(self) -> Metrics:
         return {name: total / self._counts for name, total in self._sums.items()}
 
 
-def _fresh_state(configs: Sequence[Any], observation: int, device: torch.device) -> State:
+def _fresh_state(configs: Sequence[Any], observation: int) -> State:
+    """On the host: it is asked number by number, and is small."""
     runs = len(configs)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         # A tensor each: a stored state is put back in place.
-        return torch.zeros(runs, *shape, dtype=dtype, device=device)
+        return torch.zeros(runs, *shape, dtype=dtype)
 
     start = [getattr(config, "multiplier_start", 0.0) for config in configs]
     return State(
-        multiplier=torch.tensor(start, dtype=torch.float64, device=device),
+        multiplier=torch.tensor(start, dtype=torch.float64),
         first=zeros(),
         second=zeros(),
         updates=zeros(dtype=torch.int64),

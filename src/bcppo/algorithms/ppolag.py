@@ -21,6 +21,6 @@ class PPOLag(OnPolicy):
         multiplier = self.ascend_multiplier(excess)
         return self.descend_epochs(rollout, multiplier, self._loss)
 
-    def _loss(self, part: Sample, advantage: Tensor, old_log_std: Tensor) -> Tensor:
-        log_prob = gaussian_log_prob(part.action, self.policy.mean(part.observation), self.policy.log_std)
-        return clipped_surrogate((log_prob - part.log_prob).exp(), advantage, self._clip)
+    def _loss(self, part: Sample, old_log_std: Tensor) -> Tensor:
+        log_prob = gaussian_log_prob(part.action, *self.policy.distribution(part.observation))
+        return clipped_surrogate((log_prob - part.log_prob).exp(), part.advantage, self._clip)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.ppo import NoSignal
-from bcppo.config import QRPPOConfig
 from bcppo.math.quantile import pinball_loss, quantile_levels
 from bcppo.nets import Adam, Stack
+from bcppo.settings import QRPPOConfig
 from bcppo.streams import Streams
 
 
@@ -31,7 +31,7 @@ class QuantileTail(NoSignal):
         first = configs[0]
         sizes = (sum(widths), *first.hidden, first.quantiles)
         self.critic = Stack(sizes, 1, [stream.init for stream in streams], device)
-        self.optimizer = Adam(self.critic.parameters, [c.learning_rate for c in configs], first.max_grad_norm)
+        self.optimizer = Adam(self.critic, [c.learning_rate for c in configs], first.max_grad_norm)
         self._levels = quantile_levels(first.quantiles, device)
         alphas = torch.tensor([c.alpha for c in configs], dtype=torch.float64, device=device)
         in_tail = (self._levels >= alphas[:, None]).float()  # [R, N_q]
@@ -44,7 +44,7 @@ class QuantileTail(NoSignal):
         tail = (detached * self._tail_mean).sum(-1)
         return self._beta * tail, quantiles, {"mu_c": detached.mean((1, 2)), "tail": tail.mean(-1)}
 
-    def descend(self, predictions: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def descend(self, predictions: Tensor, target: Tensor, *drawn: Tensor) -> dict[str, Tensor]:
         loss = pinball_loss(predictions, target, self._levels.float())
         self.optimizer.descend(loss)
         return {"loss_critics": loss.detach()}

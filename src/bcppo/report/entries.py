@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bcppo import config as configs
-from bcppo.config import NOT_PROTOCOL, RunConfig, from_json, paper_preset, protocol_id, to_json
+from bcppo import settings
+from bcppo.config import NOT_PROTOCOL, RunConfig, from_json, protocol_id, to_json
 from bcppo.errors import BcppoError
 from bcppo.records import read_json
+from bcppo.settings import paper_preset
 from bcppo.tasks.table import TASKS
 
 FORMAT = 1
@@ -170,7 +171,7 @@ def typed_config(values: dict[str, Any]) -> RunConfig | None:
 @cache
 def _kinds() -> dict[frozenset[str], type[RunConfig]]:
     """Config classes by their fields, which tell them apart: the table of methods stands left of the records."""
-    kinds = [kind for kind in vars(configs).values() if isinstance(kind, type) and issubclass(kind, RunConfig)]
+    kinds = [kind for kind in vars(settings).values() if isinstance(kind, type) and issubclass(kind, RunConfig)]
     return {frozenset(field.name for field in dataclasses.fields(kind)): kind for kind in kinds}
 
 

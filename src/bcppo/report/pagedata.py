@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from bcppo.config import paper_preset, to_json
+from bcppo.config import to_json
 from bcppo.report.canvas import COLOURS
 from bcppo.report.curves import QUANTITIES, curves
 from bcppo.report.entries import typed_config
@@ -20,6 +20,7 @@ from bcppo.report.names import METHODS, TASKS, in_order, label, task_label, vari
 from bcppo.report.paper_tables import paper_value
 from bcppo.report.stats import Statistics, with_frontier
 from bcppo.report.tables import Cells
+from bcppo.settings import paper_preset
 
 SHAPES = ("diamond", "circle", "square", "up", "down", "plus", "cross", "left", "right")
 DASHES = ("", "6 3", "6 2 1.5 2", "1.5 2.5", "9 3", "4 2 1 2 1 2", "1 1.5", "10 3 2 3")

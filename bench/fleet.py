@@ -1,0 +1,260 @@
+"""How fast fleets train, beside the raw physics of the same cores: `python bench/fleet.py [--tasks …] [--runs 1 5 30]`.
+
+For each task the raw rate comes first: one process a worker, each doing nothing but the physics of that task's steps
+(ten mj_step and one mj_forward for the navigation tasks, Gymnasium's frame skip for the others) on random actions, all
+at once. Then fleets of growing size are trained for a few updates, the first of which are not counted: environment
+steps a second of all runs together, their share of the raw rate, seconds for a million steps of every run, the GPU's
+utilisation and memory, and the resident memory of learner and workers. `--json` keeps the rows, `--plot` draws cost
+against growth. On a GPU fleets are stacked; on the CPU each run has a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from time import perf_counter, sleep
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+BARS = {"goal1": 0.65, "button1": 0.75, "push1": 0.75}
+
+
+# --- the floor --------------------------------------------------------------------------------------------------------
+
+
+def raw_child(task: str, seconds: float) -> None:
+    """Steps of bare physics in so many seconds, begun when a line comes in."""
+    import mujoco
+    import numpy as np
+
+    import bcppo
+
+    env = bcppo.make_task(task)
+    env.reset(seed=os.getpid())
+    base = env.unwrapped
+    model, data, frames = base.model, base.data, getattr(base, "frame_skip", 10)
+    forward = task not in ("hopper", "ant")
+    actions = np.random.default_rng(os.getpid()).uniform(-1, 1, (4096, *env.action_space.shape))
+    start_state = data.qpos.copy(), data.qvel.copy()
+    sys.stdin.readline()
+    count, end = 0, perf_counter() + seconds
+    while perf_counter() < end:
+        for _ in range(50):
+            data.ctrl[:] = actions[count % 4096]
+            mujoco.mj_step(model, data, frames)
+            if forward:
+                mujoco.mj_forward(model, data)
+            count += 1
+            if count % 1000 == 0:
+                data.qpos[:], data.qvel[:] = start_state
+    print(count)
+
+
+def raw_rate(task: str, workers: int, seconds: float) -> float:
+    """Steps a second of all workers together."""
+    command = [sys.executable, __file__, "--raw-child", task, str(seconds)]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(workers)
+    ]
+    sleep(4.0)  # all have made their environment by then
+    for child in children:
+        child.stdin.write("\n")  # type: ignore[union-attr]
+        child.stdin.flush()  # type: ignore[union-attr]
+    return sum(int(child.communicate()[0]) for child in children) / seconds
+
+
+# --- a fleet ----------------------------------------------------------------------------------------------------------
+
+
+class GpuMeter(threading.Thread):
+    """The GPU's utilisation, asked ten times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[float] = []
+        self.over = False
+
+    def run(self) -> None:
+        import torch
+
+        while not self.over:
+            try:
+                self.samples.append(float(torch.cuda.utilization()))
+            except Exception:
+                self._ask_tool()
+            sleep(0.1)
+
+    def _ask_tool(self) -> None:
+        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        try:
+            self.samples.append(float(subprocess.run(query, capture_output=True, text=True, check=True).stdout))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            self.over = True
+
+
+def resident_megabytes(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total / 1024
+
+
+def descendants() -> list[int]:
+    found, seen = [os.getpid()], 0
+    while seen < len(found):
+        for task in Path(f"/proc/{found[seen]}/task").glob("*/children"):
+            found += [int(pid) for pid in task.read_text().split()]
+        seen += 1
+    return found
+
+
+def measure(method: str, task: str, count: int, updates: int, options: argparse.Namespace) -> dict:
+    import torch
+
+    from bcppo.fleet import train_fleet
+    from bcppo.run import make_config
+    from bcppo.watch import FleetWatch
+
+    class Clock(FleetWatch):
+        """When each run reached which step."""
+
+        def __init__(self) -> None:
+            super().__init__(bar=False, curves=False)
+            self.marks: dict[str, list[tuple[float, int]]] = {}
+            self.megabytes = 0.0
+
+        def hear(self, name: str, news: dict) -> None:
+            if "warning" in news:
+                self.warn(news["warning"])
+                return
+            self.marks.setdefault(name, []).append((perf_counter(), int(news["step"])))
+            if not self.megabytes and min(len(marks) for marks in self.marks.values()) > 2:
+                self.megabytes = resident_megabytes(descendants())
+
+    probe = make_config(method, task)
+    rollout = getattr(probe, "rollout", getattr(probe, "window", 1000))
+    quiet = {"eval_every": 0, "eval_episodes": 1, "checkpoint_every": 10**9, "tensorboard": False}
+    steps = rollout * (updates + 1)
+    runs = [(method, make_config(method, task, seed=seed, steps=steps, **quiet)) for seed in range(count)]
+    clock, meter = Clock(), GpuMeter()
+    cuda = options.device != "cpu" and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        meter.start()
+    with tempfile.TemporaryDirectory() as folder:
+        train_fleet(
+            runs,
+            out=folder,
+            workers=options.workers,
+            device=options.device,
+            worker_python=options.worker_python,
+            watch=clock,
+        )
+    meter.over = True
+    # From the moment every run has been through its first updates until the first run is through with its last.
+    skip = 1 if updates > 2 else 0
+    begin = max(marks[skip][0] for marks in clock.marks.values())
+    end = min(marks[-1][0] for marks in clock.marks.values())
+    counted = sum(_steps_at(marks, end) - _steps_at(marks, begin) for marks in clock.marks.values())
+    rate = counted / max(end - begin, 1e-9)
+    busy = [value for value in meter.samples if value > 0] if cuda else []
+    return {
+        "method": method, "task": task, "runs": count, "rate": rate, "seconds_per_million": 1e6 * count / rate,
+        "gpu_utilisation": statistics.mean(busy) if busy else float("nan"),
+        "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
+        "resident_megabytes": clock.megabytes, "workers": options.workers, "measured_seconds": end - begin,
+    }  # fmt: skip
+
+
+def _steps_at(marks: list[tuple[float, int]], moment: float) -> float:
+    """Steps of a run at a moment, between its updates by interpolation."""
+    before = [mark for mark in marks if mark[0] <= moment]
+    after = [mark for mark in marks if mark[0] > moment]
+    if not before:
+        return marks[0][1]
+    if not after:
+        return before[-1][1]
+    (t0, s0), (t1, s1) = before[-1], after[0]
+    return s0 + (s1 - s0) * (moment - t0) / (t1 - t0)
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2))
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = sorted((row for row in rows if row["task"] == task), key=lambda row: row["runs"])
+        sizes = [row["runs"] for row in own]
+        left.plot(sizes, [row["seconds_per_million"] / row["runs"] for row in own], marker="o", label=task)
+        right.plot(sizes, [row["resident_megabytes"] / row["runs"] for row in own], marker="o", label=task)
+    left.set_ylabel("seconds a million steps, per run")
+    right.set_ylabel("resident MB per run (learner and workers)")
+    for axis in (left, right):
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("runs in the fleet")
+        axis.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", default="bcppo")
+    parser.add_argument("--tasks", nargs="+", default=["goal1"])
+    parser.add_argument("--runs", nargs="+", type=int, default=[1, 5, 10, 30])
+    parser.add_argument("--updates", type=int, default=6, help="updates of each run that are counted")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--worker-python")
+    parser.add_argument("--raw-seconds", type=float, default=5.0)
+    parser.add_argument("--json", type=Path, help="write the rows there")
+    parser.add_argument("--from-json", type=Path, nargs="+", help="draw these rows and measure nothing")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--raw-child", nargs=2, metavar=("TASK", "SECONDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.raw_child:
+        raw_child(options.raw_child[0], float(options.raw_child[1]))
+        return
+    rows: list[dict] = [row for path in options.from_json or [] for row in json.loads(path.read_text())]
+    if not rows:
+        rows = benchmark(options)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    if options.plot:
+        plot(rows, options.plot)
+
+
+def benchmark(options: argparse.Namespace) -> list[dict]:
+    rows: list[dict] = []
+    for task in options.tasks:
+        raw = raw_rate(task, options.workers, options.raw_seconds)
+        print(f"\n{task}: raw physics on {options.workers} processes {raw:,.0f} steps/s\n", flush=True)
+        print("| runs | steps/s, all | share of raw | s per 10⁶ steps of all | GPU % | GPU MB | MB resident |")
+        print("|---|---|---|---|---|---|---|", flush=True)
+        for count in options.runs:
+            row = measure(options.method, task, count, options.updates, options) | {"raw": raw}
+            rows.append(row)
+            print(
+                f"| {count} | {row['rate']:,.0f} | {row['rate'] / raw:.2f} | {row['seconds_per_million']:,.0f} "
+                f"| {row['gpu_utilisation']:.0f} | {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} |",
+                flush=True,
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    main()

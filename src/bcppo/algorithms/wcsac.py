@@ -1,0 +1,300 @@
+"""WCSAC with Gaussian safety critics, for R stacked runs at once: soft actor-critic on stored transitions.
+
+An update follows every step of the environments. Its computation, `WCSAC.step`, reads stored transitions and the random
+numbers handed to it, and changes tensors in place: it never waits for the device and draws nothing itself, so that a
+CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from bcppo.errors import ConfigError
+from bcppo.math.cvar import gaussian_tail_mean
+from bcppo.math.wcsac import (
+    constraint_weight,
+    cost_target,
+    gaussian_risk,
+    multiplier_gradient,
+    policy_loss,
+    reward_target,
+    squashed_log_prob,
+    temperature_gradient,
+    variance_loss,
+    variance_of,
+    variance_target,
+)
+from bcppo.nets import Adam, Scalar, SquashedPolicy, Stack, capture
+from bcppo.settings import WCSACConfig
+from bcppo.streams import Streams
+
+SHARED_FIELDS = ("minibatch", "buffer", "random_steps", "hidden", "polyak", "window", "num_envs")
+"""Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
+
+AVERAGED = (
+    "loss_policy", "loss_value_reward", "loss_value_cost", "loss_value_variance", "entropy", "value_reward", "mu_c",
+    "cost_std", "risk", "constraint_weight", "multiplier_positive",
+)  # fmt: skip
+"""Metrics that are means over the updates of a window. Γ is `risk`, √V is `cost_std`: discounted costs."""
+
+_COST, _VARIANCE = 2, 3
+"""Which of a run's critics is which; 0 and 1 are the twin values of the reward."""
+
+
+class Draws(NamedTuple):
+    """What an update is handed beside the stored transitions."""
+
+    rows: Tensor  # [R, B] int64, which transitions
+    noise: Tensor  # [R, 2, B, act] standard normal, of the actions drawn in s and in s'
+    schedule: Tensor  # [4, 1 + R], of the optimisers in the order of `optimizers`
+
+
+class WCSAC:
+    """The learner: policy π, twin values Q, safety critics Q_c and V with targets, α and β, of R runs.
+
+    Actions are in [−1, 1] here; whoever stores and deploys them stretches that to the action space.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[WCSACConfig],
+        widths: tuple[int, int],
+        streams: Sequence[Streams],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ):
+        for name in SHARED_FIELDS:
+            if len({getattr(config, name) for config in configs}) > 1:
+                raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
+        first = self.config = configs[0]
+        self.widths, self._runs, self._device, self._dtype = widths, len(configs), device, dtype
+        init = [stream.init for stream in streams]
+        self.policy = SquashedPolicy((widths[0], *first.hidden, widths[1]), init, device, dtype)
+        self.critics = Stack((sum(widths), *first.hidden, 1), 4, init, device, dtype, relu=True)  # Q, Q, Q_c, V
+        self._behind = self.critics.flat.detach().clone()  # the targets' parameters
+        rates = [c.learning_rate for c in configs]
+        self._policy_optimizer = Adam(self.policy, rates)
+        self._critics_optimizer = Adam(self.critics, rates)
+        scalars = [Scalar(self._runs, device, dtype) for _ in range(2)]
+        self._temperature, self._multiplier = (scalar.flat.squeeze(1) for scalar in scalars)  # α, β = softplus of these
+        self._temperature_optimizer = Adam(scalars[0], rates)
+        factors = [c.learning_rate * c.multiplier_rate_factor for c in configs]
+        self._multiplier_optimizer = Adam(scalars[1], factors)
+        self._discount = self._column([c.discount for c in configs])
+        self._tail_mean = self._column([gaussian_tail_mean(c.alpha) for c in configs])  # k
+        self._limit = self._column([c.discounted_limit for c in configs])  # D
+        self._damp = self._column([c.damp for c in configs])
+        self._target_entropy = self._column([c.target_entropy * widths[1] for c in configs])
+        # What of d the variance's target knows: all of it, or, as in the public code, nothing.
+        self._ends_variance = self._column([0.0 if c.release_variance_target else 1.0 for c in configs])
+        # On the CPU, pages of the buffer that nothing was written to yet take no memory.
+        capacity = min(first.buffer, max(c.steps for c in configs))
+        self._buffer = torch.empty(self._runs, capacity, transition_width(widths), dtype=dtype, device=device)
+        self._offsets = torch.arange(self._runs, device=device).unsqueeze(1) * capacity
+        self._minibatches = [stream.minibatches for stream in streams]
+        self.stored = 0
+        self._totals = torch.zeros(len(AVERAGED), self._runs, dtype=torch.float64, device=device)
+        self._counted = 0
+        self._update_graph: Any = None
+        self._acting_graph: Any = None
+
+    def _column(self, numbers: Sequence[float]) -> Tensor:
+        """[R, 1], to go against [R, B]."""
+        return torch.tensor(numbers, dtype=self._dtype, device=self._device).unsqueeze(1)
+
+    # --- transitions ---
+
+    def store(self, transitions: np.ndarray) -> None:
+        """One transition a run, [R, width]: observation, action, next observation, reward, cost, terminated."""
+        position = self.stored % self._buffer.shape[1]
+        self._buffer[:, position] = torch.from_numpy(transitions)
+        self.stored += 1
+
+    def load_transitions(self, run: int, first: int, transitions: np.ndarray) -> None:
+        """Put a run's transitions number `first` and following [n, width] back; `stored` is for the caller to set."""
+        capacity = self._buffer.shape[1]
+        first, transitions = first + max(0, len(transitions) - capacity), transitions[-capacity:]
+        positions = torch.arange(first, first + len(transitions), device=self._device) % capacity
+        self._buffer[run, positions] = torch.from_numpy(transitions).to(self._buffer)
+
+    def draw(self) -> Draws:
+        """The next update's random numbers, each run's from its own stream, and its place in Adam's schedule."""
+        size, batch = min(self.stored, self._buffer.shape[1]), self.config.minibatch
+        rows = np.stack([stream.integers(size, size=batch) for stream in self._minibatches])
+        shape = (2, batch, self.widths[1])
+        noise = np.stack([stream.standard_normal(shape, dtype=np.float32) for stream in self._minibatches])
+        schedule = [optimizer.schedule() for optimizer in self.optimizers().values()]
+        return Draws(
+            torch.from_numpy(rows).to(self._device),
+            torch.from_numpy(noise).to(self._device, self._dtype),
+            torch.tensor(schedule, dtype=self._dtype, device=self._device),
+        )
+
+    # --- the update ---
+
+    def update(self) -> None:
+        """One update of every run; on CUDA as a graph, since its small kernels take longer to launch than to run."""
+        draws = self.draw()
+        if self._device.type == "cuda":
+            if self._update_graph is None:
+                self._draws = draws
+                self._update_graph = capture(lambda: self.step(self._draws), self._changing())
+            for kept, new in zip(self._draws, draws):
+                kept.copy_(new)
+            self._update_graph.replay()
+        else:
+            self.step(draws)
+        self._counted += 1
+
+    def _changing(self) -> list[Tensor]:
+        """Every tensor that an update changes."""
+        of_optimizers = [t for o in self.optimizers().values() for t in (o.stack.flat.detach(), o.first, o.second)]
+        return [*of_optimizers, self._behind, self._totals]
+
+    def heads(self, observation: np.ndarray) -> np.ndarray:
+        """The policies' last layer, mean and unclipped log-std, for one observation a run. [R, obs] → [R, 2·act]"""
+        if self._device.type != "cuda":
+            return self._last_layer(torch.from_numpy(observation).to(self._device, self._dtype)).cpu().numpy()
+        if self._acting_graph is None:
+            self._seen = torch.zeros(self._runs, self.widths[0], dtype=self._dtype, device=self._device)
+            self._heads = torch.zeros(self._runs, 2 * self.widths[1], dtype=self._dtype, device=self._device)
+            self._acting_graph = capture(lambda: self._heads.copy_(self._last_layer(self._seen)), [])
+        self._seen.copy_(torch.from_numpy(observation))
+        self._acting_graph.replay()
+        return self._heads.cpu().numpy()
+
+    @torch.no_grad()
+    def _last_layer(self, observation: Tensor) -> Tensor:
+        return self.policy(observation.unsqueeze(1))[:, 0, 0]
+
+    def step(self, draws: Draws) -> None:
+        """Policy, critics, α, targets, β, in this order. See the module's note on what it may not do."""
+        width, of_action = self.widths
+        batch = self._buffer.flatten(0, 1).index_select(0, (draws.rows + self._offsets).flatten())
+        batch = batch.unflatten(0, draws.rows.shape)
+        observation, following = batch[..., :width], batch[..., width + of_action : -3]
+        alpha, beta = softplus(self._temperature)[:, :1], softplus(self._multiplier)[:, :1]
+        predicted = self.critics(batch[..., : width + of_action]).squeeze(-1)  # [R, 4, B] at the stored actions
+        stored_risk = self._risk(predicted.detach())
+        weight = constraint_weight(beta, stored_risk, self._limit, self._damp)
+
+        log_prob, loss = self._descend_policy(observation, draws, alpha, weight)
+        with torch.no_grad():
+            target = self._critic_targets(batch[..., -3:], following, draws.noise[:, 1], alpha, predicted)
+        losses = self._descend_critics(predicted, target, draws.schedule[1])
+        gradient = temperature_gradient(self._temperature, log_prob, self._target_entropy)
+        self._temperature_optimizer.step_on_schedule(gradient.unsqueeze(1), draws.schedule[2])
+        self._behind.lerp_(self.critics.flat.detach(), 1.0 - self.config.polyak)
+        gradient = multiplier_gradient(self._multiplier, stored_risk, self._limit)
+        self._multiplier_optimizer.step_on_schedule(gradient.unsqueeze(1), draws.schedule[3])
+        loss = torch.cat([loss.unsqueeze(1), losses], dim=1)
+        self._tally(loss, log_prob, predicted.detach(), stored_risk, weight[:, 0])
+
+    def _risk(self, predictions: Tensor) -> Tensor:
+        """Γ of the four critics' predictions [R, 4, B]. [R, B]"""
+        return gaussian_risk(predictions[:, _COST], variance_of(predictions[:, _VARIANCE]), self._tail_mean)
+
+    def _act(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(action in [−1, 1] [R, B, act], its log π [R, B])"""
+        mean, log_std = self.policy.heads(observation)
+        drawn = mean + log_std.exp() * noise
+        return drawn.tanh(), squashed_log_prob(noise, drawn, log_std)
+
+    def _descend_policy(
+        self, observation: Tensor, draws: Draws, alpha: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(log π of the actions drawn [R, B], loss [R]), both of the policy as it was."""
+        action, log_prob = self._act(observation, draws.noise[:, 0])
+        predicted = self.critics(torch.cat([observation, action], dim=-1), self.critics.flat.detach()).squeeze(-1)
+        value = torch.minimum(predicted[:, 0], predicted[:, 1])
+        loss = policy_loss(log_prob, value, self._risk(predicted), alpha, weight)
+        self._policy_optimizer.step_on_schedule(_gradient(loss, self.policy), draws.schedule[0])
+        return log_prob.detach(), loss.detach()
+
+    def _critic_targets(
+        self, outcome: Tensor, following: Tensor, noise: Tensor, alpha: Tensor, predicted: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(y_r, y_c, y_V), [R, B] each; a' comes from the policy after its step."""
+        reward, cost, terminated = outcome.unbind(-1)
+        action, log_prob = self._act(following, noise)
+        behind = self.critics(torch.cat([following, action], dim=-1), self._behind).squeeze(-1)
+        value = torch.minimum(behind[:, 0], behind[:, 1])
+        mean, variance = behind[:, _COST], variance_of(behind[:, _VARIANCE])
+        ends = terminated * self._ends_variance
+        return (
+            reward_target(reward, terminated, value, log_prob, temperature=alpha, discount=self._discount),
+            cost_target(cost, terminated, mean, discount=self._discount),
+            variance_target(cost, ends, mean, variance, predicted[:, _COST], discount=self._discount),
+        )
+
+    def _descend_critics(self, predicted: Tensor, target: tuple[Tensor, Tensor, Tensor], schedule: Tensor) -> Tensor:
+        """The critics' losses as they were, [R, 4]."""
+        of_reward, of_cost, of_variance = target
+        wanted = torch.stack([of_reward, of_reward, of_cost], dim=1)
+        squared = 0.5 * (predicted[:, :_VARIANCE] - wanted).square().mean(-1)
+        spread = variance_loss(variance_of(predicted[:, _VARIANCE]), of_variance)
+        loss = torch.cat([squared, spread.unsqueeze(1)], dim=1)
+        self._critics_optimizer.step_on_schedule(_gradient(loss, self.critics), schedule)
+        return loss.detach()
+
+    def _tally(self, losses: Tensor, log_prob: Tensor, predicted: Tensor, risk: Tensor, weight: Tensor) -> None:
+        """Add to the sums of AVERAGED; losses [R, 5] of the policy and the four critics."""
+        policy, one, two, cost, variance = losses.unbind(1)
+        means = predicted.mean(-1)
+        spread = variance_of(predicted[:, _VARIANCE]).sqrt().mean(-1)
+        seen = [
+            policy, one + two, cost, variance, -log_prob.mean(-1), means[:, 0], means[:, _COST], spread, risk.mean(-1),
+            weight, (weight > 0).to(weight.dtype),
+        ]  # fmt: skip
+        self._totals += torch.stack(seen)
+
+    # --- what the runner asks for ---
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Means over the updates since it was last asked, NaN where there were none, and where α and β are. [R] each"""
+        count = self._counted
+        means = self._totals / count if count else torch.full_like(self._totals, torch.nan)
+        seen = dict(zip(AVERAGED, means.unbind()))
+        if not count:
+            seen["multiplier_positive"] = torch.zeros_like(self._totals[0])
+        self._totals.zero_()
+        self._counted = 0
+        return seen | {
+            "multiplier": softplus(self._multiplier)[:, 0],
+            "temperature": softplus(self._temperature)[:, 0],
+            "discounted_limit": self._limit[:, 0],
+            "gradient_steps": torch.tensor(self._policy_optimizer.steps, device=self._device),
+        }
+
+    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+        """What collects and is deployed."""
+        return self.policy.arrays(run)
+
+    def optimizers(self) -> dict[str, Adam]:
+        """In the order in which an update goes through them."""
+        return {
+            "policy": self._policy_optimizer,
+            "critics": self._critics_optimizer,
+            "temperature": self._temperature_optimizer,
+            "multiplier": self._multiplier_optimizer,
+        }
+
+    def memory(self) -> dict[str, Tensor]:
+        """What it remembers beside weights and optimisers: the target networks."""
+        return {f"target.{name}": tensor for name, tensor in self.critics.named(self._behind).items()}
+
+
+def transition_width(widths: tuple[int, int]) -> int:
+    """Numbers in a stored transition."""
+    observation, action = widths
+    return 2 * observation + action + 3
+
+
+def _gradient(loss: Tensor, stack: Stack) -> Tensor:
+    return torch.autograd.grad(loss.sum(), stack.flat)[0]

@@ -1,0 +1,243 @@
+"""Fleets: many runs at once.
+
+On a GPU the runs' learners are one stacked computation (runs that agree in method, shapes and length share a stack),
+and simulators run in worker processes on every core; stacks take turns, so that some simulate while another learns.
+On a machine without a GPU nothing is gained by stacking large networks, so each core trains one run after another in a
+process of its own. Either way every run leaves its own folder, the same as if it had been trained alone, and the same
+command goes on with what is unfinished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bcppo.algorithms import CONFIGS, METHODS
+from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, to_json
+from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
+from bcppo.lanes import train_in_lanes
+from bcppo.pool import Worker, wait
+from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
+from bcppo.run import Run, Trainer, leave, make_config, resolve_device
+from bcppo.watch import FleetWatch
+
+STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
+"""How long a step of a task takes, roughly: for sharing environments out among workers."""
+
+_SHAPING = (
+    "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
+    "bonus", "quantiles", "window", "buffer", "random_steps", "polyak", "conjugate_gradient_steps", "search_steps",
+)  # fmt: skip
+"""Settings that runs of one stack have in common; all others may differ."""
+
+
+@dataclasses.dataclass
+class Member:
+    """A run of a fleet."""
+
+    method: str
+    config: RunConfig
+    folder: RunFolder
+
+
+def train_fleet(
+    runs: Sequence[tuple[str, RunConfig]],
+    *,
+    out: str | Path,
+    names: Sequence[str] | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    stacked: bool | None = None,
+    worker_python: str | None = None,
+    tf32: bool = False,
+    watch: FleetWatch | None = None,
+) -> list[RunFolder]:
+    """Train (method, config) pairs into folders under `out`, or go on with those that are there.
+
+    `workers` processes simulate, one a core by default. `stacked` asks for stacked learners (the default on a GPU) or
+    for one process a run (the default on the CPU). `worker_python` is another interpreter for the workers of stacked
+    learners, such as one that has the paper's release of MuJoCo. A run that fails says so in its folder and does not
+    stop the others.
+
+    >>> import bcppo, tempfile
+    >>> configs = [("ppopid", bcppo.make_config("ppopid", "hopper", seed=seed, steps=1024)) for seed in (0, 1)]
+    >>> folders = bcppo.train_fleet(configs, out=tempfile.mkdtemp())
+    >>> [folder.status()["state"] for folder in folders]
+    ['finished', 'finished']
+    """
+    where = resolve_device(device)
+    stacked = where.type == "cuda" if stacked is None else stacked
+    count = workers or len(os.sched_getaffinity(0))
+    if count < 1:
+        raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
+    note = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
+    members = _prepare(runs, Path(out), names or name_runs(runs), where.type, note)
+    unfinished = [member for member in members if member.folder.status()["state"] not in (FINISHED, DIVERGED)]
+    watch = watch or FleetWatch(bar=False)
+    with watch.fleet([(member.folder.path.name, member.config) for member in unfinished]):
+        if not stacked:
+            train_in_lanes([member.folder.path for member in unfinished], count, watch)
+        else:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            _train_stacked(unfinished, count, worker_python, watch)
+    return [member.folder for member in members]
+
+
+def vary(
+    methods: Iterable[str], tasks: Iterable[str], seeds: Iterable[int], changes: Iterable[str]
+) -> list[tuple[str, RunConfig]]:
+    """Every method on every task with every seed and, of changes such as 'beta=0.1,0.2', every combination."""
+    named = []
+    for change in changes:
+        name, equals, values = change.partition("=")
+        if not (name and equals and values):
+            raise ConfigError(f"A change of settings is NAME=VALUE or NAME=VALUE,VALUE,…, but '{change}' was given.")
+        named.append([(name.replace("-", "_"), _literal(value)) for value in values.split(",")])
+    combinations = [dict(choice) for choice in product(*named)]
+    return [
+        (method, make_config(method, task, seed=seed, **choice))
+        for task, method, choice, seed in product(tasks, methods, combinations, seeds)
+    ]
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text
+
+
+def name_runs(runs: Sequence[tuple[str, RunConfig]]) -> list[str]:
+    """A folder's name for each: task, method and seed, and the protocol's identifier where these do not tell apart."""
+    plain = [f"{config.task.replace(':', '.').replace('/', '.')}-{method}-seed{config.seed}" for method, config in runs]
+    names = [
+        name if plain.count(name) == 1 else f"{name}-{protocol_id(method, config)[:6]}"
+        for name, (method, config) in zip(plain, runs)
+    ]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"The run {name} is in this fleet twice.")
+    return names
+
+
+def _prepare(
+    runs: Sequence[tuple[str, RunConfig]], out: Path, names: Sequence[str], device: str, note: dict[str, Any]
+) -> list[Member]:
+    """Make the folders that are missing; see that the others hold the same runs."""
+    members = []
+    for (method, config), name in zip(runs, names, strict=True):
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+        folder = RunFolder(out / name)
+        if folder.exists:
+            found = folder.load_config(CONFIGS)
+            if (found[0], _settings(found[1])) != (method, _settings(config)):
+                raise FolderError(f"{folder.path} already holds another run; choose another folder for this fleet.")
+            members.append(Member(method, found[1], folder))
+        else:
+            members.append(Member(method, dataclasses.replace(config, device=device), folder))
+    for member in members:
+        if not member.folder.exists:
+            member.folder.create(member.method, member.config, device, note)
+    return members
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    free = set(NOT_PROTOCOL) - {"seed"}
+    return {name: value for name, value in to_json(config).items() if name not in free}
+
+
+# --- stacked learners ---
+
+
+def _train_stacked(members: Sequence[Member], count: int, python: str | None, watch: FleetWatch) -> None:
+    with ExitStack() as ends:
+        for member in members:
+            ends.enter_context(member.folder.locked())
+        workers = [Worker(python) for _ in range(min(count, len(members)))]
+        for worker in workers:
+            ends.callback(worker.close)
+        fleet = _Fleet(workers, watch)
+        stacks = _stacks([fleet.open(member) for member in members])
+        if len(stacks) == 1:  # two halves, so that one simulates while the other learns
+            stacks = [half for half in (stacks[0][::2], stacks[0][1::2]) if half]
+        for stack in stacks:
+            fleet.launch(stack)
+        fleet.work()
+
+
+def _stacks(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs that can share a learner."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        shape = [str(getattr(run.config, name, None)) for name in _SHAPING]
+        bounds = [bound.tobytes() for bound in run.bounds]
+        groups.setdefault((run.method, run.widths, run.folder_step(), *shape, *bounds), []).append(run)
+    return list(groups.values())
+
+
+class _Fleet:
+    """Stacks that take turns."""
+
+    def __init__(self, workers: Sequence[Worker], watch: FleetWatch) -> None:
+        self._workers, self._watch = workers, watch
+        self._load = [0.0] * len(workers)
+        self._at_work: dict[Iterator[Sequence[Any]], tuple[Trainer, Sequence[Any]]] = {}
+
+    def open(self, member: Member) -> Run:
+        """A run in the workers that have the least to do."""
+        hosts = []
+        for _ in range(member.config.num_envs):
+            least = min(range(len(self._load)), key=self._load.__getitem__)
+            self._load[least] += STEP_COSTS.get(member.config.task, 1.0) / member.config.num_envs
+            hosts.append(self._workers[least])
+        return Run(member.method, member.config, member.folder, hosts=hosts)
+
+    def launch(self, runs: Sequence[Run]) -> None:
+        trainer = Trainer(runs, self._watch)
+        trainer.restore()
+        for run in runs:
+            run.folder.set_status(RUNNING)
+        self._go_on(trainer.work(), trainer)
+
+    def work(self) -> None:
+        """Until every stack is done: whichever has its answers goes on."""
+        while self._at_work:
+            waiting = [(work, *entry) for work, entry in self._at_work.items()]
+            ready = [entry for entry in waiting if all(collector.ready() for collector in entry[2])]
+            for work, trainer, _ in ready[:1]:
+                self._go_on(work, trainer)
+            if not ready:
+                wait(self._workers)
+
+    def _go_on(self, work: Iterator[Sequence[Any]], trainer: Trainer) -> None:
+        self._at_work.pop(work, None)
+        try:
+            self._at_work[work] = trainer, next(work)
+        except StopIteration:
+            return
+        except Diverged as error:
+            self._without(trainer, error)
+        except BcppoError as error:
+            leave(trainer.runs, FAILED, str(error))
+            self._watch.warn(f"{len(trainer.runs)} runs of the fleet stopped: {error}")
+
+    def _without(self, trainer: Trainer, error: Diverged) -> None:
+        """A run that diverged is left as it is; the others of its stack go on from their checkpoints."""
+        lost = [run for index, run in enumerate(trainer.runs) if error.run in (index, None)]
+        leave(lost, DIVERGED, str(error))
+        self._watch.warn(f"{', '.join(run.folder.path.name for run in lost)}: {error}")
+        rest = [run for run in trainer.runs if run not in lost]
+        for run in rest:
+            run.write_rows()
+        again = [self.open(Member(run.method, run.config, run.folder)) for run in rest]
+        for stack in _stacks(again):
+            self.launch(stack)

@@ -1,0 +1,282 @@
+"""Processes that simulate, seen from the process that learns. worker.py is the other side.
+
+A worker hosts any number of environments and does what it is asked in order. One that dies is started again, its
+environments are put back to where their last rollouts ended, and what was asked of them is asked again: since all that
+is random in them is handed over, the answers are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bcppo.errors import BcppoError, Diverged
+from bcppo.policy import NumpyPolicy, Sampler
+from bcppo.rollout import Rollout
+from bcppo.worker import Arrays, Places, read_message, shared_arrays, write_message
+
+ATTEMPTS = 3
+"""Deaths in a row after which a worker is given up."""
+
+
+class _Lost(Exception):
+    """A worker died while it was being put back."""
+
+
+_ALIGNMENT = 64
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Worker:
+    """One process and its environments."""
+
+    def __init__(self, python: str | None = None, search_path: Sequence[str] | None = None) -> None:
+        """`python` is an interpreter that has the simulators; its `search_path` is this one's where none is given."""
+        self._command = [python or sys.executable, "-m", "bcppo.worker"]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._environment = os.environ | threads
+        # A task 'module:function' is found there where it is found here.
+        self._environment["PYTHONPATH"] = os.pathsep.join(search_path or [folder for folder in sys.path if folder])
+        # Nameless, so that nothing is left behind however the processes end.
+        self._file = tempfile.TemporaryFile(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)  # noqa: SIM115
+        self._memory: mmap.mmap | None = None
+        self._used = self._deaths = 0
+        self._reviving = False
+        self._collectors: list[RemoteCollector] = []
+        self._inbox: list[deque[tuple[dict[str, Any], Arrays]]] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [*self._command, str(self._file.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._environment,
+            bufsize=0,
+            pass_fds=(self._file.fileno(),),
+        )
+
+    def fileno(self) -> int:
+        """For `select`: readable when an answer is there."""
+        return self._process.stdout.fileno()  # type: ignore[union-attr]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def host(self, collector: RemoteCollector) -> int:
+        """A number for one more environment."""
+        self._collectors.append(collector)
+        self._inbox.append(deque())
+        return len(self._collectors) - 1
+
+    def send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        # A broken pipe is found out by whoever reads the answer.
+        with contextlib.suppress(OSError):
+            write_message(self._process.stdin, header, arrays)  # type: ignore[arg-type]
+
+    def ready(self, number: int) -> bool:
+        """Whether an environment's answer is there (or its worker is dead, which `receive` mends)."""
+        while not self._inbox[number] and select.select([self], [], [], 0.0)[0]:
+            self._read()
+        return bool(self._inbox[number])
+
+    def receive(self, number: int) -> tuple[dict[str, Any], Arrays]:
+        while not self._inbox[number]:
+            self._read()
+        header, arrays = self._inbox[number].popleft()
+        if "error" in header:
+            raise (Diverged if header["diverged"] else BcppoError)(header["error"])
+        return header, arrays
+
+    def _read(self) -> None:
+        message = read_message(self._process.stdout)  # type: ignore[arg-type]
+        if message is None:
+            if self._reviving:
+                raise _Lost
+            self._revive()
+            return
+        self._deaths = 0
+        self._inbox[message[0]["environment"]].append(message)
+
+    def _revive(self) -> None:
+        while True:
+            self._deaths += 1
+            if self._deaths >= ATTEMPTS:
+                times = f"died {ATTEMPTS} times in a row"
+                raise BcppoError(f"An environment's process {times}; the run can be resumed from its last checkpoint.")
+            self._end()
+            self._start()
+            for box in self._inbox:
+                box.clear()  # what nobody has taken yet is asked again too: the environments start from before it
+            deaths, self._reviving = self._deaths, True
+            try:
+                for collector in self._collectors:
+                    collector.rebuild()
+                return
+            except _Lost:
+                continue
+            finally:
+                self._deaths, self._reviving = deaths, False  # being put back is no answer yet
+
+    def place(self, like: Mapping[str, tuple[str, Sequence[int]]]) -> Places:
+        """Room in shared memory for arrays of some (dtype, shape), for as long as the worker lives."""
+        places = {}
+        for name, (dtype, shape) in like.items():
+            places[name] = (dtype, list(shape), self._used)
+            size = np.dtype(dtype).itemsize * int(np.prod(shape))
+            self._used += size + -size % _ALIGNMENT
+        self._file.truncate(self._used)
+        self._memory = mmap.mmap(self._file.fileno(), self._used)
+        return places
+
+    def arrays(self, places: Places) -> Arrays:
+        assert self._memory is not None
+        return shared_arrays(self._memory, places)
+
+    def close(self) -> None:
+        self._end()
+        self._file.close()
+
+    def _end(self) -> None:
+        """End the process, also one that is still sending what nobody will read."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class RemoteCollector:
+    """A Collector in a worker: the same calls, but between `start` and `finish` others work too.
+
+    A rollout handed over lies in shared memory and holds until the next `start`.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        task: str,
+        cost_limit_rate: float | None,
+        seeds: np.random.Generator,
+        noise: np.random.Generator,
+    ) -> None:
+        self.worker = worker
+        self._seeds, self._noise = seeds, noise
+        self._made = {"do": "make", "task": task, "cost_limit_rate": cost_limit_rate}
+        self._asked: tuple[dict[str, Any], Arrays] | None = None
+        self._policy_places: dict[tuple[str, ...], Places] = {}
+        self._rollout_places: Places = {}
+        self._actions: list[np.ndarray] = []
+        self._number = worker.host(self)
+        self._ask(self._made | self._stream_states())
+        header, bounds = self._answer()
+        self.spaces = header["observation"], bounds["low"], bounds["high"]
+        self.observation = bounds["current"]
+        self._episode_seed = header["episode_seed"]
+
+    def ready(self) -> bool:
+        return self.worker.ready(self._number)
+
+    def start(self, policy: Sampler, steps: int) -> None:
+        """Ask for the next steps."""
+        width, low, _ = self.spaces
+        shapes = {
+            "observation": ("<f4", [steps, width]), "next_observation": ("<f4", [steps, width]),
+            "action": ("<f4", [steps, len(low)]), "reward": ("<f8", [steps]), "cost": ("<f8", [steps]),
+            "terminated": ("|b1", [steps]), "truncated": ("|b1", [steps]), "current": ("<f4", [width]),
+        }  # fmt: skip
+        if not self._rollout_places or self._rollout_places["reward"][1] != [steps]:
+            self._rollout_places = self.worker.place(shapes)
+        self._ask({"do": "collect", "steps": steps, "policy": self._lay(policy), "rollout": self._rollout_places})
+
+    def finish(self) -> Rollout:
+        header, _ = self._answer()
+        fields: dict[str, Any] = {**self.worker.arrays(self._rollout_places), **header["rest"]}
+        self.observation = fields.pop("current")
+        rollout = Rollout(**fields)
+        ends = np.flatnonzero(rollout.terminated | rollout.truncated)
+        if len(ends):
+            self._actions.clear()
+        self._actions.append(rollout.action[ends[-1] + 1 if len(ends) else 0 :].copy())
+        self._episode_seed = header["episode_seed"]
+        return rollout
+
+    def start_evaluation(self, policy: NumpyPolicy, seeds: Iterable[int]) -> None:
+        self._ask({"do": "evaluate", "policy": self._lay(policy), "episode_seeds": list(seeds)})
+
+    def finish_evaluation(self) -> list[dict[str, float]]:
+        return self._answer()[0]["rows"]
+
+    def state(self) -> tuple[int, np.ndarray]:
+        """The unfinished episode: its seed and the actions taken so far [n, act]."""
+        empty = np.zeros((0, len(self.spaces[1])), np.float32)
+        return self._episode_seed, np.concatenate([empty, *self._actions])
+
+    def restore(self, seed: int, actions: np.ndarray) -> None:
+        """Rebuild an unfinished episode by taking its actions again."""
+        self._episode_seed, self._actions = seed, [np.asarray(actions, np.float32)]
+        self._ask(*self._restoring())
+        self.observation = self._answer()[1]["current"]
+
+    def _restoring(self) -> tuple[dict[str, Any], Arrays]:
+        seed, actions = self.state()
+        return {"do": "restore", "episode_seed": seed, **self._stream_states()}, {"actions": actions}
+
+    def rebuild(self) -> None:
+        """In a fresh process: make the environment again, take the episode's actions again, ask again."""
+        if self._asked is None or self._asked[0]["do"] != "make":
+            for header, arrays in ((self._made | self._stream_states(), {}), self._restoring()):
+                self.worker.send({**header, "environment": self._number}, arrays)
+                self.worker.receive(self._number)
+        if self._asked is not None:
+            self._ask(*self._asked)
+
+    def close(self) -> None:
+        """The worker is closed by whoever made it."""
+
+    def _lay(self, policy: Sampler) -> Places:
+        """The policy in shared memory."""
+        arrays = policy.weights | {"low": policy.low, "high": policy.high}
+        kind = tuple(arrays)
+        if kind not in self._policy_places:
+            self._policy_places[kind] = self.worker.place({n: (a.dtype.str, a.shape) for n, a in arrays.items()})
+        for name, place in self.worker.arrays(self._policy_places[kind]).items():
+            place[...] = arrays[name]
+        return self._policy_places[kind]
+
+    def _stream_states(self) -> dict[str, Any]:
+        return {"seeds": self._seeds.bit_generator.state, "noise": self._noise.bit_generator.state}
+
+    def _ask(self, header: dict[str, Any], arrays: Arrays | None = None) -> None:
+        self._asked = header, arrays or {}
+        self.worker.send({**header, "environment": self._number}, self._asked[1])
+
+    def _answer(self) -> tuple[dict[str, Any], Arrays]:
+        answer = self.worker.receive(self._number)
+        self._asked = None
+        self._seeds.bit_generator.state, self._noise.bit_generator.state = answer[0]["seeds"], answer[0]["noise"]
+        return answer
+
+
+def wait(workers: Iterable[Worker], seconds: float = 1.0) -> None:
+    """Until one of the workers has something to say."""
+    select.select(list(workers), [], [], seconds)

@@ -1,0 +1,211 @@
+"""Fleets: whatever company a run keeps, and whatever dies meanwhile, its folder holds the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_kill import results
+
+from bcppo.errors import BcppoError, ConfigError
+from bcppo.fleet import name_runs, train_fleet, vary
+from bcppo.pool import Worker
+from bcppo.records import RunFolder, read_json
+from bcppo.run import Run, make_config, resume, train
+from bcppo.watch import FleetWatch
+
+SMALL = {
+    "task": "tiny_cmdp:make", "cost_limit_rate": 0.3, "steps": 512, "rollout": 64, "minibatch": 32, "epochs": 2,
+    "hidden": (16,), "eval_every": 256, "eval_episodes": 2, "checkpoint_every": 128, "tensorboard": False,
+}  # fmt: skip
+METHODS = ("bcppo", "cppo", "ppolag")
+
+
+def small(method: str, seed: int, **changes):
+    return method, make_config(method, seed=seed, **(SMALL | changes))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """Each run trained by itself, in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    runs = [small(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    return {
+        name: results(train(config, method=method, out=folder / name).path)
+        for name, (method, config) in zip(name_runs(runs), runs)
+    }
+
+
+def check(folders: list[RunFolder], alone: dict[str, dict]) -> None:
+    assert folders
+    for folder in folders:
+        assert folder.status()["state"] == "finished"
+        assert results(folder.path) == alone[folder.path.name], folder.path.name
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_run_of_a_fleet_equals_the_run_alone(stacked: bool, alone: dict[str, dict], tmp_path: Path) -> None:
+    """Bit for bit."""
+    seeds = (0, 1, 2) if stacked else (0,)
+    runs = [small(method, seed) for method in METHODS for seed in seeds]
+    folders = train_fleet(runs, out=tmp_path, workers=2, stacked=stacked)
+    check(folders, alone)
+    found = read_json(folders[0] / "provenance.json")["fleet"]
+    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2}
+
+
+def test_a_fleet_that_learns_from_stored_transitions_equals_its_runs_alone(tmp_path: Path) -> None:
+    settings = {
+        "task": "tiny_cmdp:make", "cost_limit_rate": 0.3, "steps": 300, "hidden": (16,), "minibatch": 32, "window": 50,
+        "random_steps": 100, "eval_every": 100, "eval_episodes": 2, "checkpoint_every": 100, "tensorboard": False,
+    }  # fmt: skip
+    runs = [("wcsac", make_config("wcsac", seed=seed, **settings)) for seed in (0, 1, 2)]
+    folders = train_fleet(runs, out=tmp_path / "fleet", workers=2, stacked=True)
+    for folder, (method, config) in zip(folders, runs):
+        assert results(train(config, method=method, out=tmp_path / folder.path.name).path) == results(folder.path)
+
+
+def test_the_settings_of_a_sweep_share_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = ["beta=0.1,5.0", "learning_rate=1e-3", "proportional_gain=0.3"]
+    runs = [(m, c) for m, c in vary(["bcppo"], ["hopper"], [0], changes)]
+    assert [(c.beta, c.learning_rate) for _, c in runs] == [(0.1, 1e-3), (5.0, 1e-3)]
+    sweep = [small("bcppo", 0, beta=beta, alpha=alpha) for beta, alpha in ((0.1, 0.9), (5.0, 0.95), (0.0, 0.99))]
+    sizes = []
+    monkeypatch.setattr("bcppo.fleet.Trainer", lambda runs, watch: sizes.append(len(runs)) or Trainer(runs, watch))
+    from bcppo.run import Trainer
+
+    folders = train_fleet(sweep, out=tmp_path / "fleet", workers=1, stacked=True)
+    assert sizes == [2, 1]  # two halves of one stack
+    for index, (method, config) in enumerate(sweep):
+        single = train(config, method=method, out=tmp_path / f"single{index}")
+        assert results(single.path) == results(folders[index].path)
+
+
+@pytest.mark.parametrize("victim", ["worker", "collecting"])
+def test_a_worker_that_is_killed_costs_time_and_nothing_else(
+    victim: str, alone: dict[str, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, killed = Run.record, []
+
+    def murder(self: Run, *arguments) -> None:
+        record(self, *arguments)
+        if self.step in (128, 320) and self.config.seed == 1:
+            # Between rollouts of this stack; the other one is collecting in the same worker at this moment.
+            os.kill(self.collectors[0].worker.pid, signal.SIGKILL)
+            killed.append(self.step)
+
+    monkeypatch.setattr(Run, "record", murder)
+    workers = 1 if victim == "collecting" else 2
+    folders = train_fleet([small("bcppo", seed) for seed in (0, 1, 2)], out=tmp_path, workers=workers, stacked=True)
+    assert killed == [128, 320]
+    check(folders, alone)
+
+
+class Stop(FleetWatch):
+    """Interrupts a fleet at some update of one of its runs."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(bar=False)
+        self._step = step
+
+    def update(self, run: Run) -> None:
+        super().update(run)
+        if run.step == self._step and run.config.seed == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_fleet_goes_on_alone_or_in_another_fleet(alone: dict[str, dict], tmp_path: Path) -> None:
+    runs = [small("bcppo", seed) for seed in (0, 1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(runs, out=tmp_path, workers=2, stacked=True, watch=Stop(320))
+    states = {name: RunFolder(tmp_path / name).status()["state"] for name in name_runs(runs)}
+    assert "running" in states.values()
+    resume(tmp_path / name_runs(runs)[0])
+    check(train_fleet(runs[:2], out=tmp_path, workers=1, stacked=True), alone)
+    check(train_fleet(runs, out=tmp_path, workers=2, stacked=False), alone)
+
+
+def test_a_run_that_diverges_leaves_the_others_of_its_stack_as_they_would_be(
+    alone: dict[str, dict], tmp_path: Path
+) -> None:
+    runs = [small("bcppo", 0), small("bcppo", 5, learning_rate=1e18), small("bcppo", 2)]
+    sick, *healthy = (train_fleet(runs, out=tmp_path, workers=1, stacked=True)[index] for index in (1, 0, 2))
+    assert sick.status()["state"] == "diverged"
+    check(healthy, alone)
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    runs = [small("bcppo", 0)]
+    train_fleet(runs, out=tmp_path, workers=1)
+    with pytest.raises(BcppoError, match="already holds another run"):
+        train_fleet([small("bcppo", 0, beta=0.9)], out=tmp_path, workers=1)
+    assert train_fleet([small("bcppo", 0, eval_every=0)], out=tmp_path)[0].status()["state"] == "finished"
+
+
+def test_impossible_fleets_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    for runs, sentence in (
+        ([small("bcppo", 0), small("bcppo", 0)], "twice"),
+        ([("bcpo", small("bcppo", 0)[1])], "Did you mean 'bcppo'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            train_fleet(runs, out=tmp_path)
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        vary(["bcppo"], ["hopper"], [0], ["beta"])
+    with pytest.raises(ConfigError, match="There is no setting named 'bta'"):
+        vary(["bcppo"], ["hopper"], [0], ["bta=0.1"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_can_run_under_another_python(tmp_path: Path, alone: dict[str, dict]) -> None:
+    """The interpreter is named by its path; here the same one by another name."""
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    folders = train_fleet([small("bcppo", 0)], out=tmp_path / "runs", workers=1, stacked=True, worker_python=str(other))
+    check(folders, alone)
+    assert "bcppo.worker" in (tmp_path / "calls").read_text()
+
+
+def test_a_worker_leaves_no_shared_memory_behind() -> None:
+    worker = Worker()
+    places = worker.place({"a": ("<f8", [1000])})
+    worker.arrays(places)["a"][:] = 1.0
+    assert not list(Path("/dev/shm").glob("*bcppo*"))
+    pid = worker.pid
+    worker.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_whole_fleet_killed_again_and_again_ends_the_same(
+    stacked: bool, alone: dict[str, dict], tmp_path: Path
+) -> None:
+    """SIGKILL to the learner and all its workers or lanes, at arbitrary moments."""
+    runs = [small(method, seed) for method in METHODS for seed in (0, 1, 2)]
+    code = (
+        "from test_fleet import *\n"
+        "runs = [small(method, seed) for method in METHODS for seed in (0, 1, 2)]\n"
+        f"train_fleet(runs, out={str(tmp_path)!r}, workers=2, stacked={stacked})\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part), "OMP_NUM_THREADS": "1"}
+    kills = 0
+    for attempt in range(12):
+        process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | path, start_new_session=True)
+        try:
+            process.wait(timeout=4 + 1.5 * attempt)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            time.sleep(0.2)
+            continue
+        assert process.returncode == 0
+        break
+    assert kills >= 2, "it was over before it could be killed"
+    check(train_fleet(runs, out=tmp_path, workers=2, stacked=stacked), alone)
