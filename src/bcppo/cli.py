@@ -24,6 +24,8 @@ USAGE = """usage: bcppo COMMAND …
   export     write its policy for another runtime  bcppo export runs/first --format onnx
   play       film one of its evaluation episodes   bcppo play runs/first --video worst.mp4
   diagnose   the paper's diagnostics of runs       bcppo diagnose calibration runs/* --out diagnostics
+  report     a study's tables, figures and page    bcppo report results/main --open
+  pack       a study in its published form         bcppo pack studies/main results/main
   tasks      the tasks, their costs and limits
   methods    the methods
 
@@ -68,6 +70,30 @@ class _Resume:
     """The run's folder."""
     quiet: bool = False
     """Print nothing while training."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Write a study's tables, figures and one self-contained HTML page."""
+
+    study: Annotated[Path, tyro.conf.Positional]
+    """The study's folder, packed or not."""
+    out: Path | None = None
+    """Folder to write into; STUDY/report where none is given."""
+    open: bool = False
+    """Open the page in a browser."""
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Write a study in its published form: raw episodes, thinned curves, configs and provenance, with checksums."""
+
+    study: Annotated[Path, tyro.conf.Positional]
+    """The study's folder."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Folder to write into."""
+    every: int = 5
+    """Updates to a row of the packed curves."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
         "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study, "export": _export,
-        "play": _play, "diagnose": _diagnose, "tasks": _tasks, "methods": _methods,
+        "play": _play, "diagnose": _diagnose, "report": _report, "pack": _pack, "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -312,6 +338,28 @@ def _diagnose(arguments: list[str]) -> None:
     from bcppo.diagnostics.drive import diagnose
 
     print(diagnose(options.name, options.runs, options.out, device=options.device, jobs=options.jobs))
+
+
+def _report(arguments: list[str]) -> None:
+    options = tyro.cli(_Report, args=arguments, prog="bcppo report")
+    from bcppo.report.page import write_report
+
+    page = write_report(options.study, options.out)
+    print(f"page: {page}")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _pack(arguments: list[str]) -> None:
+    options = tyro.cli(_Pack, args=arguments, prog="bcppo pack")
+    from bcppo.report import pack_study
+
+    records = pack_study(options.study, options.out, every=options.every)
+    print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
+    for problem in records.problems:
+        print(f"  {problem.sentence}")
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bcppo.algorithms.batch import Batch, stack_rollouts
+from bcppo.algorithms.batch import Batch, stack_rollouts, take
 from bcppo.diagnostics.measure.checkpoints import Restored
 from bcppo.math.surrogate import gaussian_log_prob, hybrid_advantage
 from bcppo.nets import Adam
@@ -39,11 +39,9 @@ def update_actor(learner: Any, batch: Batch, rows: Tensor) -> None:
     reward, cost, _ = learner._estimate(batch)
     with torch.no_grad():
         old = gaussian_log_prob(batch.action, learner.policy.mean(batch.observation), learner.policy.log_std)
-    learner.policy_optimizer = Adam(
-        learner.policy.parameters, learner.policy_optimizer.rates, max_grad_norm=config.max_grad_norm
-    )
+    learner.policy_optimizer = Adam(learner.policy, learner.policy_optimizer.rates, config.max_grad_norm)
     multiplier = learner.controller.multiplier
-    for chosen in learner._draw_minibatches(rows.shape[1]):
+    for chosen in _minibatches(learner, rows.shape[1]):
         own = rows.gather(1, chosen)
         observation, executed, action = (take(x, own) for x in (batch.observation, batch.executed, batch.action))
         shaping, _, _ = learner.signal.shape(observation, executed)
@@ -58,9 +56,11 @@ def update_actor(learner: Any, batch: Batch, rows: Tensor) -> None:
         learner._descend_policy(observation, action, take(old, own), advantage)
 
 
-def take(values: Tensor, rows: Tensor) -> Tensor:
-    """values [R, T, …] at each run's own rows [R, B] → [R, B, …]"""
-    return values[torch.arange(values.shape[0]).unsqueeze(1), rows]
+def _minibatches(learner: Any, rows: int) -> Iterator[Tensor]:
+    """Algorithm 1's, of a part of a rollout: the last of an epoch may be smaller than the others."""
+    for _ in range(learner.config.epochs):
+        order = torch.from_numpy(np.stack([stream.permutation(rows) for stream in learner._minibatches]))
+        yield from order.split(learner.config.minibatch, dim=1)
 
 
 def parameter_difference(learner: Any, first: int, second: int) -> float:

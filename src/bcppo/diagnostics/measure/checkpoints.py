@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import METHODS
-from bcppo.config import PPOConfig
 from bcppo.diagnostics.runs import Found
 from bcppo.diagnostics.store import NotEligible
 from bcppo.errors import BcppoError
 from bcppo.policy import NumpyPolicy
 from bcppo.rollout import MakeEnv
 from bcppo.run import load_learner
+from bcppo.settings import PPOConfig
 from bcppo.streams import Streams
 from bcppo.worker import environment_factory
 

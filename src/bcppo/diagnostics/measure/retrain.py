@@ -109,7 +109,7 @@ class _Work:
             self.chosen[index, : len(fit.rows)] = torch.from_numpy(fit.rows)
             self.target[index, : len(fit.rows)] = torch.from_numpy(fit.target.astype(np.float32))
         self.critics = self._initial_critics()
-        self.optimizer = Adam(self.critics.parameters, [schedule.learning_rate] * len(fits))
+        self.optimizer = Adam(self.critics, [schedule.learning_rate] * len(fits))
 
     def _padded(self, arrays: Sequence[np.ndarray]) -> Tensor:
         """[P, most rows, width]: narrower inputs get zero columns, whose weights get no gradient."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from bcppo.config import BCPPOConfig
 from bcppo.diagnostics.measure.actor import collect_rollouts, make_batch, parameter_difference, update_actor
 from bcppo.diagnostics.measure.checkpoints import Restored, restore_ensembles
 from bcppo.diagnostics.measure.coverage import Condition, make_fit, prepare
@@ -31,6 +30,7 @@ from bcppo.math.bachelier import (
     strike,
 )
 from bcppo.math.pid import PidGains, pid_start, pid_step
+from bcppo.settings import BCPPOConfig
 
 PROBES = 2000
 SEED = 5
