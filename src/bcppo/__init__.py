@@ -30,6 +30,7 @@ _LATE = {
     "make_config": "bcppo.run",
     "make_task": "bcppo.tasks",
     "resume": "bcppo.run",
+    "suggest_limit": "bcppo.limits",
     "train": "bcppo.run",
     "train_fleet": "bcppo.fleet",
 }

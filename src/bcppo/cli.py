@@ -19,6 +19,7 @@ USAGE = """usage: bcppo COMMAND …
   train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume     go on with an interrupted run         bcppo resume runs/first
   fleet      train many runs at once               bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
+  suggest-limit  a cost limit by the paper's recipe    bcppo suggest-limit --task hopper --fraction 0.85
   evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
   study      list, run or look at a study          bcppo study run smoke --out runs/smoke
   export     write its policy for another runtime  bcppo export runs/first --format onnx
@@ -46,6 +47,22 @@ class _Train:
     """Also evaluate a policy that acts at random, and print it beside."""
     quiet: bool = False
     """Print nothing while training."""
+
+
+@dataclass(frozen=True)
+class _SuggestLimit:
+    """Suggest a cost limit: a fraction of what PPO on the reward alone costs after a short run, as in the paper."""
+
+    task: str
+    """One of the paper's tasks, an environment id, or 'module:function' for an environment of your own."""
+    fraction: float = 0.85
+    """How much of that cost to allow."""
+    steps: int = 100_000
+    """Length of the run."""
+    seed: int = 0
+    """Its training seed."""
+    out: Path | None = None
+    """Keep the run in this folder."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +128,7 @@ class _Fleet:
     vary: tuple[str, ...] = ()
     """Settings to change: NAME=VALUE, or NAME=VALUE,VALUE,… to train each combination."""
     workers: int = 0
-    """Processes that simulate; 0 for one a core."""
+    """Processes that simulate; 0 chooses by the number of cores."""
     device: str = "auto"
     """Where learners compute: cpu, cuda or auto."""
     worker_python: str | None = None
@@ -175,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
-        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study, "export": _export,
+        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study, "suggest-limit": _suggest_limit, "export": _export,
         "play": _play, "diagnose": _diagnose, "report": _report, "pack": _pack, "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -360,6 +377,23 @@ def _pack(arguments: list[str]) -> None:
     print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
     for problem in records.problems:
         print(f"  {problem.sentence}")
+
+
+def _suggest_limit(arguments: list[str]) -> None:
+    options = tyro.cli(_SuggestLimit, args=arguments, prog="bcppo suggest-limit")
+    from bcppo.limits import suggest_limit
+    from bcppo.watch import Watch
+
+    found = suggest_limit(
+        options.task,
+        fraction=options.fraction,
+        steps=options.steps,
+        seed=options.seed,
+        out=options.out,
+        watch=Watch(),
+    )
+    print(f"PPO on the reward alone: return {found.episode_return:.4g}, mean cost per step {found.cost_rate:.6g}")
+    print(f"--cost-limit-rate {found.cost_limit_rate:.8g}    ({options.fraction:g} of it)")
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:

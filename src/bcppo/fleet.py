@@ -62,7 +62,7 @@ def train_fleet(
 ) -> list[RunFolder]:
     """Train (method, config) pairs into folders under `out`, or go on with those that are there.
 
-    `workers` processes simulate, one a core by default. `stacked` asks for stacked learners (the default on a GPU) or
+    `workers` processes simulate (two a core by default, or one where each trains a run). `stacked` asks for stacked learners (the default on a GPU) or
     for one process a run (the default on the CPU). `worker_python` is another interpreter for the workers of stacked
     learners, such as one that has the paper's release of MuJoCo. A run that fails says so in its folder and does not
     stop the others.
@@ -75,7 +75,10 @@ def train_fleet(
     """
     where = resolve_device(device)
     stacked = where.type == "cuda" if stacked is None else stacked
-    count = workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    # Twice as many workers as cores, where there are runs for them: the system shares the cores out among those that
+    # have work, better than any division of runs among workers could.
+    count = workers or (2 * cores if stacked else cores)
     if count < 1:
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
     note = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
