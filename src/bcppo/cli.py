@@ -16,19 +16,19 @@ from bcppo.tasks.table import TASKS
 
 USAGE = """usage: bcppo COMMAND …
 
-  train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
-  resume     go on with an interrupted run         bcppo resume runs/first
-  fleet      train many runs at once               bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
-  suggest-limit  a cost limit by the paper's recipe    bcppo suggest-limit --task hopper --fraction 0.85
-  evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
-  study      list, run or look at a study          bcppo study run smoke --out runs/smoke
-  export     write its policy for another runtime  bcppo export runs/first --format onnx
-  play       film one of its evaluation episodes   bcppo play runs/first --video worst.mp4
-  diagnose   the paper's diagnostics of runs       bcppo diagnose calibration runs/* --out diagnostics
-  report     a study's tables, figures and page    bcppo report results/main --open
-  pack       a study in its published form         bcppo pack studies/main results/main
-  tasks      the tasks, their costs and limits
-  methods    the methods
+  train          train one run into a folder          bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
+  resume         go on with an interrupted run        bcppo resume runs/first
+  fleet          train many runs at once              bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
+  evaluate       evaluate the policy a run left       bcppo evaluate runs/first --episodes 200
+  suggest-limit  a cost limit by the paper's recipe   bcppo suggest-limit --task hopper --fraction 0.85
+  study          list, run or look at a study         bcppo study run smoke --out runs/smoke
+  report         a study's tables, figures and page   bcppo report runs/smoke --open
+  pack           a study in its published form        bcppo pack runs/smoke results/smoke
+  diagnose       the paper's diagnostics of runs      bcppo diagnose calibration runs/* --out diagnostics
+  export         write a policy for another runtime   bcppo export runs/first --format onnx
+  play           film an evaluation episode           bcppo play runs/first --video worst.mp4
+  tasks          the tasks, their costs and limits
+  methods        the methods
 
 `bcppo COMMAND --help` says more; --debug shows the traceback of an error."""
 
@@ -192,8 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
-        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "study": _study, "suggest-limit": _suggest_limit, "export": _export,
-        "play": _play, "diagnose": _diagnose, "report": _report, "pack": _pack, "tasks": _tasks, "methods": _methods,
+        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "suggest-limit": _suggest_limit,
+        "study": _study, "report": _report, "pack": _pack, "diagnose": _diagnose, "export": _export, "play": _play,
+        "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)

@@ -62,10 +62,10 @@ def train_fleet(
 ) -> list[RunFolder]:
     """Train (method, config) pairs into folders under `out`, or go on with those that are there.
 
-    `workers` processes simulate (two a core by default, or one where each trains a run). `stacked` asks for stacked learners (the default on a GPU) or
-    for one process a run (the default on the CPU). `worker_python` is another interpreter for the workers of stacked
-    learners, such as one that has the paper's release of MuJoCo. A run that fails says so in its folder and does not
-    stop the others.
+    `workers` processes simulate (two a core by default, or one where each trains a run). `stacked` asks for stacked
+    learners (the default on a GPU) or for one process a run (the default on the CPU). `worker_python` is another
+    interpreter for the workers of stacked learners, such as one that has the paper's release of MuJoCo. A run that
+    fails says so in its folder and does not stop the others.
 
     >>> import bcppo, tempfile
     >>> configs = [("ppopid", bcppo.make_config("ppopid", "hopper", seed=seed, steps=1024)) for seed in (0, 1)]
