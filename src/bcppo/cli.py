@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from bcppo import flags
 from bcppo.algorithms import METHODS
 from bcppo.errors import BcppoError, ConfigError, unknown_name
 from bcppo.tasks.table import TASKS
@@ -31,159 +30,6 @@ USAGE = """usage: bcppo COMMAND …
   methods        the methods
 
 `bcppo COMMAND --help` says more; --debug shows the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class _Train:
-    """Train one run into a new folder."""
-
-    out: Path
-    """Folder to make for the run."""
-    method: str = "bcppo"
-    """Method; `bcppo methods` lists them."""
-    preset: str = "paper"
-    """Where settings start from; 'paper' is the paper's protocol for the task."""
-    beside_random: bool = False
-    """Also evaluate a policy that acts at random, and print it beside."""
-    quiet: bool = False
-    """Print nothing while training."""
-
-
-@dataclass(frozen=True)
-class _SuggestLimit:
-    """Suggest a cost limit: a fraction of what PPO on the reward alone costs after a short run, as in the paper."""
-
-    task: str
-    """One of the paper's tasks, an environment id, or 'module:function' for an environment of your own."""
-    fraction: float = 0.85
-    """How much of that cost to allow."""
-    steps: int = 100_000
-    """Length of the run."""
-    seed: int = 0
-    """Its training seed."""
-    out: Path | None = None
-    """Keep the run in this folder."""
-
-
-@dataclass(frozen=True)
-class _Evaluate:
-    """Evaluate the policy a run left behind, on episodes reset with seeds 10000, 10001, …"""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    episodes: int = 20
-    """Episodes; 20 is the paper's protocol, hundreds give a CVaR worth an interval."""
-    stochastic: bool = False
-    """Sample actions instead of taking the mean."""
-    csv: Path | None = None
-    """Also write the raw episodes to this file."""
-
-
-@dataclass(frozen=True)
-class _Resume:
-    """Go on with an interrupted run; it ends with the same bytes as if it had not been."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    quiet: bool = False
-    """Print nothing while training."""
-
-
-@dataclass(frozen=True)
-class _Report:
-    """Write a study's tables, figures and one self-contained HTML page."""
-
-    study: Annotated[Path, tyro.conf.Positional]
-    """The study's folder, packed or not."""
-    out: Path | None = None
-    """Folder to write into; STUDY/report where none is given."""
-    open: bool = False
-    """Open the page in a browser."""
-
-
-@dataclass(frozen=True)
-class _Pack:
-    """Write a study in its published form: raw episodes, thinned curves, configs and provenance, with checksums."""
-
-    study: Annotated[Path, tyro.conf.Positional]
-    """The study's folder."""
-    out: Annotated[Path, tyro.conf.Positional]
-    """Folder to write into."""
-    every: int = 5
-    """Updates to a row of the packed curves."""
-
-
-@dataclass(frozen=True)
-class _Fleet:
-    """Train every task with every method and seed, many at once; the same command goes on with what is unfinished."""
-
-    out: Path
-    """Folder to make the runs' folders in."""
-    tasks: tuple[str, ...] = ("goal1",)
-    """Tasks."""
-    methods: tuple[str, ...] = ("bcppo",)
-    """Methods, each with the paper's settings."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Training seeds."""
-    vary: tuple[str, ...] = ()
-    """Settings to change: NAME=VALUE, or NAME=VALUE,VALUE,… to train each combination."""
-    workers: int = 0
-    """Processes that simulate; 0 chooses by the number of cores."""
-    device: str = "auto"
-    """Where learners compute: cpu, cuda or auto."""
-    worker_python: str | None = None
-    """Another Python for the workers of a GPU's fleet, such as one with the paper's release of MuJoCo."""
-    tf32: bool = False
-    """Let a GPU round products to TF32."""
-    quiet: bool = False
-    """Print nothing while training."""
-
-
-@dataclass(frozen=True)
-class _Export:
-    """Write the policy a run left as one file for another runtime, once it has been seen to act the same."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    format: str = "onnx"
-    """onnx, numpy (safetensors) or torch (safetensors and the source of a module)."""
-    out: Path | None = None
-    """The file to write; in the run's folder where none is given."""
-    replay: bool = True
-    """Compare on the recorded evaluation episodes; off, on random observations only."""
-
-
-@dataclass(frozen=True)
-class _Play:
-    """Film one evaluation episode of a run, with its cost, limit and boundary hits in the picture."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    video: Path
-    """The film to write: .mp4 or .gif."""
-    episode: str = "worst"
-    """worst (highest cost), best (highest return within the limit), or an episode's reset seed."""
-    every: int = 1
-    """Show every so many steps: 4 makes a film a quarter as long."""
-    size: int = 480
-    """Width and height of the picture, in pixels, of the tasks that can draw any size."""
-
-
-@dataclass(frozen=True)
-class _Diagnose:
-    """Run one of the paper's diagnostics over runs, or all: multiplier, diversity, calibration, coverage, target-noise,
-    intervention, latency, theory."""
-
-    name: Annotated[str, tyro.conf.Positional]
-    """The diagnostic, or 'all'."""
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders, or folders of run folders."""
-    out: Path
-    """Folder for rows, tables and plots; each diagnostic gets a folder in it."""
-    device: str = "cpu"
-    """Where critics are retrained: cpu or cuda."""
-    jobs: int = 1
-    """Of 'all': diagnostics to run at a time, each in a process of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -242,7 +88,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _fleet(arguments: list[str]) -> None:
-    options = tyro.cli(_Fleet, args=arguments, prog="bcppo fleet")
+    options = tyro.cli(flags.Fleet, args=arguments, prog="bcppo fleet")
     from bcppo.fleet import train_fleet, vary
     from bcppo.records import FINISHED
     from bcppo.watch import FleetWatch
@@ -264,7 +110,7 @@ def _fleet(arguments: list[str]) -> None:
     print(f"{len(folders)} runs finished; their folders are in {options.out}")
 
 
-def _parse(arguments: list[str]) -> tuple[_Train, Any]:
+def _parse(arguments: list[str]) -> tuple[flags.Train, Any]:
     """Train's options, and the preset's config with the flags applied: every field of the method's config is a flag."""
     from bcppo.settings import paper_preset
 
@@ -275,8 +121,8 @@ def _parse(arguments: list[str]) -> tuple[_Train, Any]:
         raise unknown_name("preset", preset, ["paper"])
     config = paper_preset(METHODS[method].config, _flag(arguments, "task") or "goal1")
     both = _both(type(config))
-    default = both(run=_Train(out=tyro.MISSING), config=config)
-    parsed = tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=_Train.__doc__)
+    default = both(run=flags.Train(out=tyro.MISSING), config=config)
+    parsed = tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=flags.Train.__doc__)
     return parsed.run, parsed.config
 
 
@@ -287,7 +133,7 @@ def _both(config_kind: type) -> type:
     flat = tyro.conf.OmitArgPrefixes
     return make_dataclass(
         "TrainOptions",
-        [("run", Annotated[_Train, flat], field()), ("config", Annotated[config_kind, flat], field())],
+        [("run", Annotated[flags.Train, flat], field()), ("config", Annotated[config_kind, flat], field())],
         frozen=True,
     )
 
@@ -302,7 +148,7 @@ def _flag(arguments: list[str], name: str) -> str | None:
 
 
 def _resume(arguments: list[str]) -> None:
-    options = tyro.cli(_Resume, args=arguments, prog="bcppo resume")
+    options = tyro.cli(flags.Resume, args=arguments, prog="bcppo resume")
     from bcppo.records import FINISHED, RunFolder
     from bcppo.run import resume
     from bcppo.watch import Watch
@@ -315,7 +161,7 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _evaluate(arguments: list[str]) -> None:
-    options = tyro.cli(_Evaluate, args=arguments, prog="bcppo evaluate")
+    options = tyro.cli(flags.Evaluate, args=arguments, prog="bcppo evaluate")
     from bcppo.algorithms import CONFIGS
     from bcppo.evaluation import evaluate
     from bcppo.records import RunFolder
@@ -336,7 +182,7 @@ def _study(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    options = tyro.cli(_Export, args=arguments, prog="bcppo export")
+    options = tyro.cli(flags.Export, args=arguments, prog="bcppo export")
     from bcppo.exporting import export
 
     done = export(options.folder, kind=options.format, out=options.out, replay=options.replay)
@@ -344,7 +190,7 @@ def _export(arguments: list[str]) -> None:
 
 
 def _play(arguments: list[str]) -> None:
-    options = tyro.cli(_Play, args=arguments, prog="bcppo play")
+    options = tyro.cli(flags.Play, args=arguments, prog="bcppo play")
     from bcppo.play import play
 
     film = play(options.folder, options.video, episode=options.episode, every=options.every, size=options.size)
@@ -352,14 +198,14 @@ def _play(arguments: list[str]) -> None:
 
 
 def _diagnose(arguments: list[str]) -> None:
-    options = tyro.cli(_Diagnose, args=arguments, prog="bcppo diagnose")
+    options = tyro.cli(flags.Diagnose, args=arguments, prog="bcppo diagnose")
     from bcppo.diagnostics.drive import diagnose
 
     print(diagnose(options.name, options.runs, options.out, device=options.device, jobs=options.jobs))
 
 
 def _report(arguments: list[str]) -> None:
-    options = tyro.cli(_Report, args=arguments, prog="bcppo report")
+    options = tyro.cli(flags.Report, args=arguments, prog="bcppo report")
     from bcppo.report.page import write_report
 
     page = write_report(options.study, options.out)
@@ -371,7 +217,7 @@ def _report(arguments: list[str]) -> None:
 
 
 def _pack(arguments: list[str]) -> None:
-    options = tyro.cli(_Pack, args=arguments, prog="bcppo pack")
+    options = tyro.cli(flags.Pack, args=arguments, prog="bcppo pack")
     from bcppo.report import pack_study
 
     records = pack_study(options.study, options.out, every=options.every)
@@ -381,7 +227,7 @@ def _pack(arguments: list[str]) -> None:
 
 
 def _suggest_limit(arguments: list[str]) -> None:
-    options = tyro.cli(_SuggestLimit, args=arguments, prog="bcppo suggest-limit")
+    options = tyro.cli(flags.SuggestLimit, args=arguments, prog="bcppo suggest-limit")
     from bcppo.limits import suggest_limit
     from bcppo.watch import Watch
 
