@@ -32,6 +32,9 @@ from bcppo.watch import FleetWatch
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
 """How long a step of a task takes, roughly: for sharing environments out among workers."""
 
+TURNS = int(os.environ.get("BCPPO_TURNS", "2"))
+"""Parts into which runs that could all share a stack are divided, to take turns."""
+
 _SHAPING = (
     "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
     "bonus", "quantiles", "window", "buffer", "random_steps", "polyak", "conjugate_gradient_steps", "search_steps",
@@ -170,8 +173,8 @@ def _train_stacked(members: Sequence[Member], count: int, python: str | None, wa
             ends.callback(worker.close)
         fleet = _Fleet(workers, watch)
         stacks = _stacks([fleet.open(member) for member in members])
-        if len(stacks) == 1:  # two halves, so that one simulates while the other learns
-            stacks = [half for half in (stacks[0][::2], stacks[0][1::2]) if half]
+        if len(stacks) == 1:  # in parts, so that some simulate while another learns
+            stacks = [part for first in range(TURNS) if (part := stacks[0][first::TURNS])]
         for stack in stacks:
             fleet.launch(stack)
         fleet.work()
