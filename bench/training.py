@@ -3,7 +3,8 @@
 One core, everything in one go, interleaved over rounds since machines are noisy: ours, OmniSafe 0.5.0's PPOLag and
 Stable-Baselines3's PPO (2×256, 1024/512/3) as far as the Python given with --peers has them. Then where our time goes
 (simulate, act, update, the rest), each beside its floor: the bare physics of the same steps, and the update's
-floating-point operations over the rate at which this core multiplies matrices of the same shape.
+floating-point operations over the rate at which this core multiplies matrices of the same shape. Last, PPOLag, FOCOPS
+and CPO of this package beside OmniSafe's own, on Hopper; `--only` picks parts.
 
 A peers' Python (3.11) is made with: torch, numpy 1.26, gymnasium 0.28.1 and mujoco 2.3.3 first, then
 `pip install --no-deps omnisafe==0.5.0 safety-gymnasium==1.0.0 stable-baselines3==2.0.0` and what these import.
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -26,18 +28,21 @@ THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THR
 ENVIRONMENTS = {"goal1": "SafetyPointGoal1-v0", "hopper": "Hopper-v4"}
 STEPS = {"ours": 16_384, "omnisafe": 4_096, "sb3": 8_192}
 BARS = {("goal1", "omnisafe"): 15.0, ("hopper", "omnisafe"): 6.0, ("hopper", "sb3"): 2.5}
+SAME = {"ppolag": ("PPOLag", 20), "focops": ("FOCOPS", 20), "cpo": ("CPO", 10)}
+"""Ours → OmniSafe's name of the same algorithm, and the passes over a rollout."""
+SAME_BAR = 5.0
 
 
 # --- one measurement, in a process of its own -------------------------------------------------------------------------
 
 
-def measure_ours(task: str, steps: int) -> dict[str, float]:
+def measure_ours(task: str, steps: int, method: str = "bcppo") -> dict[str, float]:
     import resource
 
     from bcppo.run import train
 
     with tempfile.TemporaryDirectory() as folder:
-        run = train(task=task, steps=steps, eval_every=0, eval_episodes=1, out=Path(folder) / "run")
+        run = train(task=task, method=method, steps=steps, eval_every=0, eval_episodes=1, out=Path(folder) / "run")
         rows = run.read_rows("timings")
     first = 1  # the first update pays for everything that happens once
     totals = {name: sum(rows[name][first:]) for name in ("collect", "act", "simulate", "update", "checkpoint")}
@@ -48,17 +53,17 @@ def measure_ours(task: str, steps: int) -> dict[str, float]:
     return {"rate": counted / seconds, "megabytes": megabytes, **phases}
 
 
-def measure_omnisafe(task: str, steps: int) -> dict[str, float]:
+def measure_omnisafe(task: str, steps: int, algorithm: str = "PPOLag", passes: int = 20) -> dict[str, float]:
     _help_import()
     import omnisafe
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "train_cfgs": {"total_steps": steps, "vector_env_nums": 1, "torch_threads": 1, "device": "cpu"},
-            "algo_cfgs": {"steps_per_epoch": 2048, "update_iters": 20, "batch_size": 256},
+            "algo_cfgs": {"steps_per_epoch": 2048, "update_iters": passes, "batch_size": 256},
             "logger_cfgs": {"use_wandb": False, "use_tensorboard": False, "log_dir": folder},
         }
-        agent = omnisafe.Agent("PPOLag", ENVIRONMENTS[task], custom_cfgs=settings)
+        agent = omnisafe.Agent(algorithm, ENVIRONMENTS[task], custom_cfgs=settings)
         start = perf_counter()
         agent.learn()
         return {"rate": steps / (perf_counter() - start)}
@@ -200,6 +205,11 @@ def _help_import() -> None:
 
 
 MEASURES = {"ours": measure_ours, "omnisafe": measure_omnisafe, "sb3": measure_sb3, "floors": measure_floors}
+MEASURES |= {f"ours:{name}": partial(measure_ours, method=name) for name in SAME}
+MEASURES |= {
+    f"omnisafe:{name}": partial(measure_omnisafe, algorithm=theirs, passes=passes)
+    for name, (theirs, passes) in SAME.items()
+}
 
 
 # --- the whole benchmark ----------------------------------------------------------------------------------------------
@@ -217,8 +227,26 @@ def measure(python: str, what: str, task: str, steps: int) -> dict[str, float] |
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
-def benchmark(peers: str | None, rounds: int) -> None:
-    for task in ENVIRONMENTS:
+def benchmark_same(peers: str, rounds: int) -> None:
+    """The three methods that OmniSafe has too, on Hopper."""
+    print("\n| method on hopper | ours, steps/s | OmniSafe's | ours ÷ it, median (range over rounds) | bar |")
+    print("|---|---|---|---|---|", flush=True)
+    for name in SAME:
+        pairs = []
+        for _ in range(rounds):
+            ours = measure(sys.executable, f"ours:{name}", "hopper", 20_480)
+            theirs = measure(peers, f"omnisafe:{name}", "hopper", 4_096)
+            if ours and theirs:
+                pairs.append((ours["rate"], theirs["rate"]))
+        if pairs:
+            ratios = [one / other for one, other in pairs]
+            one, other = (statistics.median(column) for column in zip(*pairs))
+            spread = f"{statistics.median(ratios):.1f}× ({min(ratios):.1f} to {max(ratios):.1f})"
+            print(f"| {name} | {one:,.0f} | {other:,.0f} | {spread} | ≥ {SAME_BAR:g} |", flush=True)
+
+
+def benchmark(peers: str | None, rounds: int, tasks: list[str]) -> None:
+    for task in tasks:
         series: dict[str, list[dict[str, float]]] = {}
         wanted = ["floors", "ours"] + (["omnisafe"] + (["sb3"] if task == "hopper" else []) if peers else [])
         for _ in range(rounds):
@@ -258,13 +286,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", help="a Python that has OmniSafe and Stable-Baselines3")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[*ENVIRONMENTS, "same"], default=[*ENVIRONMENTS, "same"])
     parser.add_argument("--child", nargs=3, metavar=("WHAT", "TASK", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         what, task, steps = options.child
         print("RESULT " + json.dumps(MEASURES[what](task, int(steps))))
     else:
-        benchmark(options.peers, options.rounds)
+        benchmark(options.peers, options.rounds, [part for part in options.only if part in ENVIRONMENTS])
+        if options.peers and "same" in options.only:
+            benchmark_same(options.peers, options.rounds)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,14 @@ def test_simulating_a_task_needs_no_torch(task):
     imported = modules_after(code)
     assert "mujoco" in imported
     assert "torch" not in imported
+
+
+def test_no_module_hides_a_function_of_the_same_name():
+    """Importing a submodule makes it an attribute of the package: `bcppo.train` must stay the function."""
+    import bcppo
+
+    modules = {path.stem for path in Path(bcppo.__file__).parent.iterdir()}
+    assert modules.isdisjoint(bcppo._LATE)
 
 
 def test_importing_registers_the_nine_navigation_tasks():

@@ -4,92 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from bcppo import flags
 from bcppo.algorithms import METHODS
 from bcppo.errors import BcppoError, ConfigError, unknown_name
 from bcppo.tasks.table import TASKS
 
 USAGE = """usage: bcppo COMMAND …
 
-  train      train one run into a folder           bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
-  resume     go on with an interrupted run         bcppo resume runs/first
-  fleet      train many runs at once               bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
-  evaluate   evaluate the policy a run left        bcppo evaluate runs/first --episodes 200
-  tasks      the tasks, their costs and limits
-  methods    the methods
+  train          train one run into a folder          bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
+  resume         go on with an interrupted run        bcppo resume runs/first
+  fleet          train many runs at once              bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
+  evaluate       evaluate the policy a run left       bcppo evaluate runs/first --episodes 200
+  suggest-limit  a cost limit by the paper's recipe   bcppo suggest-limit --task hopper --fraction 0.85
+  study          list, run or look at a study         bcppo study run smoke --out runs/smoke
+  report         a study's tables, figures and page   bcppo report runs/smoke --open
+  pack           a study in its published form        bcppo pack runs/smoke results/smoke
+  diagnose       the paper's diagnostics of runs      bcppo diagnose calibration runs/* --out diagnostics
+  export         write a policy for another runtime   bcppo export runs/first --format onnx
+  play           film an evaluation episode           bcppo play runs/first --video worst.mp4
+  tasks          the tasks, their costs and limits
+  methods        the methods
 
 `bcppo COMMAND --help` says more; --debug shows the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class _Train:
-    """Train one run into a new folder."""
-
-    out: Path
-    """Folder to make for the run."""
-    method: str = "bcppo"
-    """Method; `bcppo methods` lists them."""
-    preset: str = "paper"
-    """Where settings start from; 'paper' is the paper's protocol for the task."""
-    beside_random: bool = False
-    """Also evaluate a policy that acts at random, and print it beside."""
-    quiet: bool = False
-    """Print nothing while training."""
-
-
-@dataclass(frozen=True)
-class _Evaluate:
-    """Evaluate the policy a run left behind, on episodes reset with seeds 10000, 10001, …"""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    episodes: int = 20
-    """Episodes; 20 is the paper's protocol, hundreds give a CVaR worth an interval."""
-    stochastic: bool = False
-    """Sample actions instead of taking the mean."""
-    csv: Path | None = None
-    """Also write the raw episodes to this file."""
-
-
-@dataclass(frozen=True)
-class _Resume:
-    """Go on with an interrupted run; it ends with the same bytes as if it had not been."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    quiet: bool = False
-    """Print nothing while training."""
-
-
-@dataclass(frozen=True)
-class _Fleet:
-    """Train every task with every method and seed, many at once; the same command goes on with what is unfinished."""
-
-    out: Path
-    """Folder to make the runs' folders in."""
-    tasks: tuple[str, ...] = ("goal1",)
-    """Tasks."""
-    methods: tuple[str, ...] = ("bcppo",)
-    """Methods, each with the paper's settings."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Training seeds."""
-    vary: tuple[str, ...] = ()
-    """Settings to change: NAME=VALUE, or NAME=VALUE,VALUE,… to train each combination."""
-    workers: int = 0
-    """Processes that simulate; 0 for one a core."""
-    device: str = "auto"
-    """Where learners compute: cpu, cuda or auto."""
-    worker_python: str | None = None
-    """Another Python for the workers of a GPU's fleet, such as one with the paper's release of MuJoCo."""
-    tf32: bool = False
-    """Let a GPU round products to TF32."""
-    quiet: bool = False
-    """Print nothing while training."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
-        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate,
+        "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "suggest-limit": _suggest_limit,
+        "study": _study, "report": _report, "pack": _pack, "diagnose": _diagnose, "export": _export, "play": _play,
         "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -147,7 +88,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _fleet(arguments: list[str]) -> None:
-    options = tyro.cli(_Fleet, args=arguments, prog="bcppo fleet")
+    options = tyro.cli(flags.Fleet, args=arguments, prog="bcppo fleet")
     from bcppo.fleet import train_fleet, vary
     from bcppo.records import FINISHED
     from bcppo.watch import FleetWatch
@@ -169,7 +110,7 @@ def _fleet(arguments: list[str]) -> None:
     print(f"{len(folders)} runs finished; their folders are in {options.out}")
 
 
-def _parse(arguments: list[str]) -> tuple[_Train, Any]:
+def _parse(arguments: list[str]) -> tuple[flags.Train, Any]:
     """Train's options, and the preset's config with the flags applied: every field of the method's config is a flag."""
     from bcppo.settings import paper_preset
 
@@ -180,8 +121,8 @@ def _parse(arguments: list[str]) -> tuple[_Train, Any]:
         raise unknown_name("preset", preset, ["paper"])
     config = paper_preset(METHODS[method].config, _flag(arguments, "task") or "goal1")
     both = _both(type(config))
-    default = both(run=_Train(out=tyro.MISSING), config=config)
-    parsed = tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=_Train.__doc__)
+    default = both(run=flags.Train(out=tyro.MISSING), config=config)
+    parsed = tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=flags.Train.__doc__)
     return parsed.run, parsed.config
 
 
@@ -192,7 +133,7 @@ def _both(config_kind: type) -> type:
     flat = tyro.conf.OmitArgPrefixes
     return make_dataclass(
         "TrainOptions",
-        [("run", Annotated[_Train, flat], field()), ("config", Annotated[config_kind, flat], field())],
+        [("run", Annotated[flags.Train, flat], field()), ("config", Annotated[config_kind, flat], field())],
         frozen=True,
     )
 
@@ -207,7 +148,7 @@ def _flag(arguments: list[str], name: str) -> str | None:
 
 
 def _resume(arguments: list[str]) -> None:
-    options = tyro.cli(_Resume, args=arguments, prog="bcppo resume")
+    options = tyro.cli(flags.Resume, args=arguments, prog="bcppo resume")
     from bcppo.records import FINISHED, RunFolder
     from bcppo.run import resume
     from bcppo.watch import Watch
@@ -220,7 +161,7 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _evaluate(arguments: list[str]) -> None:
-    options = tyro.cli(_Evaluate, args=arguments, prog="bcppo evaluate")
+    options = tyro.cli(flags.Evaluate, args=arguments, prog="bcppo evaluate")
     from bcppo.algorithms import CONFIGS
     from bcppo.evaluation import evaluate
     from bcppo.records import RunFolder
@@ -232,6 +173,74 @@ def _evaluate(arguments: list[str]) -> None:
         import polars
 
         polars.DataFrame(episodes).write_csv(options.csv)
+
+
+def _study(arguments: list[str]) -> None:
+    from bcppo.study.commands import study
+
+    study(arguments)
+
+
+def _export(arguments: list[str]) -> None:
+    options = tyro.cli(flags.Export, args=arguments, prog="bcppo export")
+    from bcppo.exporting import export
+
+    done = export(options.folder, kind=options.format, out=options.out, replay=options.replay)
+    print(f"{done.path}: {done.path.stat().st_size:,} bytes; {done.summary}")
+
+
+def _play(arguments: list[str]) -> None:
+    options = tyro.cli(flags.Play, args=arguments, prog="bcppo play")
+    from bcppo.play import play
+
+    film = play(options.folder, options.video, episode=options.episode, every=options.every, size=options.size)
+    print(f"{film.path}: {film.summary}")
+
+
+def _diagnose(arguments: list[str]) -> None:
+    options = tyro.cli(flags.Diagnose, args=arguments, prog="bcppo diagnose")
+    from bcppo.diagnostics.drive import diagnose
+
+    print(diagnose(options.name, options.runs, options.out, device=options.device, jobs=options.jobs))
+
+
+def _report(arguments: list[str]) -> None:
+    options = tyro.cli(flags.Report, args=arguments, prog="bcppo report")
+    from bcppo.report.page import write_report
+
+    page = write_report(options.study, options.out)
+    print(f"page: {page}")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _pack(arguments: list[str]) -> None:
+    options = tyro.cli(flags.Pack, args=arguments, prog="bcppo pack")
+    from bcppo.report import pack_study
+
+    records = pack_study(options.study, options.out, every=options.every)
+    print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
+    for problem in records.problems:
+        print(f"  {problem.sentence}")
+
+
+def _suggest_limit(arguments: list[str]) -> None:
+    options = tyro.cli(flags.SuggestLimit, args=arguments, prog="bcppo suggest-limit")
+    from bcppo.limits import suggest_limit
+    from bcppo.watch import Watch
+
+    found = suggest_limit(
+        options.task,
+        fraction=options.fraction,
+        steps=options.steps,
+        seed=options.seed,
+        out=options.out,
+        watch=Watch(),
+    )
+    print(f"PPO on the reward alone: return {found.episode_return:.4g}, mean cost per step {found.cost_rate:.6g}")
+    print(f"--cost-limit-rate {found.cost_limit_rate:.8g}    ({options.fraction:g} of it)")
 
 
 def _print_evaluation(results: dict[str, list[dict[str, float]]], limit_rate: float) -> None:

@@ -14,6 +14,10 @@ class ConfigError(BcppoError, ValueError):
     """A value that cannot be meant."""
 
 
+class FolderError(BcppoError):
+    """A run folder, or a file of one, that is not what was asked for."""
+
+
 class MissingDependency(BcppoError, ImportError):
     """An optional package is needed for what was asked."""
 

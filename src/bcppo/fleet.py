@@ -32,6 +32,9 @@ from bcppo.watch import FleetWatch
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
 """How long a step of a task takes, roughly: for sharing environments out among workers."""
 
+TURNS = int(os.environ.get("BCPPO_TURNS", "2"))
+"""Parts into which runs that could all share a stack are divided, to take turns."""
+
 _SHAPING = (
     "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
     "bonus", "quantiles", "window", "buffer", "random_steps", "polyak", "conjugate_gradient_steps", "search_steps",
@@ -62,10 +65,10 @@ def train_fleet(
 ) -> list[RunFolder]:
     """Train (method, config) pairs into folders under `out`, or go on with those that are there.
 
-    `workers` processes simulate, one a core by default. `stacked` asks for stacked learners (the default on a GPU) or
-    for one process a run (the default on the CPU). `worker_python` is another interpreter for the workers of stacked
-    learners, such as one that has the paper's release of MuJoCo. A run that fails says so in its folder and does not
-    stop the others.
+    `workers` processes simulate (two a core by default, or one where each trains a run). `stacked` asks for stacked
+    learners (the default on a GPU) or for one process a run (the default on the CPU). `worker_python` is another
+    interpreter for the workers of stacked learners, such as one that has the paper's release of MuJoCo. A run that
+    fails says so in its folder and does not stop the others.
 
     >>> import bcppo, tempfile
     >>> configs = [("ppopid", bcppo.make_config("ppopid", "hopper", seed=seed, steps=1024)) for seed in (0, 1)]
@@ -75,7 +78,10 @@ def train_fleet(
     """
     where = resolve_device(device)
     stacked = where.type == "cuda" if stacked is None else stacked
-    count = workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    # Twice as many workers as cores, where there are runs for them: the system shares the cores out among those that
+    # have work, better than any division of runs among workers could.
+    count = workers or (2 * cores if stacked else cores)
     if count < 1:
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
     note = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
@@ -167,9 +173,9 @@ def _train_stacked(members: Sequence[Member], count: int, python: str | None, wa
             ends.callback(worker.close)
         fleet = _Fleet(workers, watch)
         stacks = _stacks([fleet.open(member) for member in members])
-        # Two halves, so that one simulates while the other learns; learners of single steps see to that themselves.
+        # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
         if len(stacks) == 1 and not METHODS[members[0].method].off_policy:
-            stacks = [half for half in (stacks[0][::2], stacks[0][1::2]) if half]
+            stacks = [part for first in range(TURNS) if (part := stacks[0][first::TURNS])]
         for stack in stacks:
             fleet.launch(stack)
         fleet.work()

@@ -317,10 +317,14 @@ class Adam:
         self.first, self.second = (torch.zeros_like(stack.flat, requires_grad=False) for _ in range(2))
         self.rates = [float(rate) for rate in learning_rate]
         self.steps = [0] * len(self.rates)
+        self.active: Sequence[bool] | None = None
+        """The runs that take steps; all, where it is None."""
+        self.by: Tensor | None = None
+        """Where `numbers` are, in a computation that is repeated as a CUDA graph."""
         self._betas, self._epsilon, self._max_grad_norm = betas, epsilon, max_grad_norm
         self._axes = -1 if apart else (-2, -1)
 
-    def descend(self, loss: Tensor, active: Sequence[bool] | None = None, penalty: Tensor | None = None) -> None:
+    def descend(self, loss: Tensor, penalty: Tensor | None = None) -> None:
         """One step down the sum of the runs' losses; of the active runs only, where some have stopped.
 
         `penalty` [R, 1, 1] is the weight of the parameters' sum of squares in the loss; it is added to the gradient.
@@ -332,18 +336,19 @@ class Adam:
             if self._max_grad_norm:
                 norm = gradient.square().sum(self._axes, keepdim=True).sqrt()
                 gradient *= (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            self._step(gradient, active)
+            if self.by is None:
+                self._step(gradient)
+            else:
+                self._step_by(gradient, self.by)
 
-    def _step(self, gradient: Tensor, active: Sequence[bool] | None) -> None:
+    def _step(self, gradient: Tensor) -> None:
         """θ ← θ − lr·m̂ / (√v̂ + ε), the bias corrections folded into lr and ε."""
-        runs = [run for run in range(len(self.steps)) if active is None or active[run]]
-        if len(runs) == len(self.steps) and len(set(zip(self.steps, self.rates))) == 1:
+        if (self.active is None or all(self.active)) and len(set(zip(self.steps, self.rates))) == 1:
             self._move(gradient, self.stack.flat, self.first, self.second, 0)
-            self.steps = [self.steps[0] + 1] * len(runs)
-        elif gradient.is_cuda:
-            self._move_some(gradient, runs)
-        else:
-            for run in runs:  # one by one, so that each rounds as it would alone
+            self.steps = [self.steps[0] + 1] * len(self.steps)
+            return
+        for run in range(len(self.steps)):  # one by one, so that each rounds as it would alone
+            if self.active is None or self.active[run]:
                 self._move(gradient[run], self.stack.flat[run], self.first[run], self.second[run], run)
                 self.steps[run] += 1
 
@@ -355,20 +360,26 @@ class Adam:
         scale = torch.sqrt(second, out=gradient).add_(self._epsilon * root)
         parameter.addcdiv_(first, scale, value=-self.rates[run] * root / (1 - beta1**steps))
 
-    def _move_some(self, gradient: Tensor, runs: Sequence[int]) -> None:
-        """Some runs, each at its own count of steps, in one go: the others get weights of 0, and stay as they are."""
+    def numbers(self) -> list[list[float]]:
+        """Count a step of the active runs and return what it takes of each run, [4][R]: the weights of the new gradient
+        in the two moments, ε and the step size. A run that is not active has weights of 0, and stays as it is."""
         beta1, beta2 = self._betas
-        rows = [[0.0, 0.0, 1.0, 0.0] for _ in self.steps]
-        for run in runs:
+        rows = []
+        for run, rate in enumerate(self.rates):
+            if self.active is not None and not self.active[run]:
+                rows.append([0.0, 0.0, 1.0, 0.0])
+                continue
             self.steps[run] += 1
             root = math.sqrt(1 - beta2 ** self.steps[run])
-            size = self.rates[run] * root / (1 - beta1 ** self.steps[run])
-            rows[run] = [1 - beta1, 1 - beta2, self._epsilon * root, size]
-        numbers = torch.tensor(rows, dtype=gradient.dtype).to(gradient.device, non_blocking=True)
-        first, second, epsilon, size_ = (column.view(-1, 1, 1) for column in numbers.unbind(1))
+            rows.append([1 - beta1, 1 - beta2, self._epsilon * root, rate * root / (1 - beta1 ** self.steps[run])])
+        return [list(column) for column in zip(*rows)]
+
+    def _step_by(self, gradient: Tensor, numbers: Tensor) -> None:
+        """A step with `numbers` [4, R] in a tensor, so that a captured CUDA graph can repeat it."""
+        first, second, epsilon, size = (row.view(-1, 1, 1) for row in numbers.unbind(0))
         self.first.lerp_(gradient, first)
         self.second.lerp_(gradient.square(), second)
-        self.stack.flat.sub_(self.first / (self.second.sqrt() + epsilon) * size_)
+        self.stack.flat.sub_(self.first / (self.second.sqrt() + epsilon) * size)
 
     def schedule(self) -> list[float]:
         """Count a step and return what depends on the count: [ε, each run's step size], bias corrections folded in."""

@@ -65,7 +65,7 @@ class NumpyPolicy:
     def sample(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """An action drawn with standard normal `noise` (handed in, so that runs repeat); unclipped, unless squashed."""
         if not self.squashes:
-            return self.mean(observation) + self.std * noise
+            return self.last_layer(observation) + self.std * noise
         heads = self.last_layer(observation)
         return HeadPolicy(heads, self.weights["log_std_bounds"], self.low, self.high).sample(observation, noise)
 

@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bcppo.config import RunConfig, from_json, protocol_id, to_json
-from bcppo.errors import BcppoError, ConfigError, unknown_name
+from bcppo.errors import ConfigError, FolderError, unknown_name
+from bcppo.tensors import checksum, read_tensors
 
 try:
     import fcntl
@@ -49,8 +49,8 @@ ROWS = ("progress", "episodes", "evaluations", "timings")
 RUNNING, FINISHED, DIVERGED, FAILED = "running", "finished", "diverged", "failed"
 
 
-class FolderError(BcppoError):
-    """A run folder that is not what was asked for."""
+class FolderBusy(FolderError):
+    """A run folder in which another process is at work."""
 
 
 # --- writing ---
@@ -94,7 +94,7 @@ def write_rows(path: Path, columns: Mapping[str, list]) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> None:
     """A safetensors file with text notes and a checksum over both."""
     arrays = {name: np.asarray(array, order="C") for name, array in sorted(tensors.items())}
-    text = json.dumps({**notes, "checksum": _checksum(arrays, notes)}, sort_keys=True)
+    text = json.dumps({**notes, "checksum": checksum(arrays, notes)}, sort_keys=True)
     # Under one key, since safetensors writes several in an order of its own that differs from time to time.
     payload = save(arrays, metadata={"notes": text})
     write_atomically(path, lambda part: _write_bytes(part, payload))
@@ -152,36 +152,12 @@ def read_rows(path: Path) -> dict[str, list]:
         raise FolderError(f"{path} cannot be read: {reason}.") from error
 
 
-def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """(tensors, notes) of a file whose checksum holds."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            notes = json.loads((file.metadata() or {}).get("notes", "{}"))
-            arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except FileNotFoundError:
-        raise FolderError(f"{path} does not exist.") from None
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise FolderError(f"{path} is damaged and was not loaded: {error}.") from error
-    if not isinstance(notes, dict) or notes.pop("checksum", None) != _checksum(arrays, notes):
-        raise FolderError(f"{path} is damaged and was not loaded: its checksum does not match its contents.")
-    return arrays, notes
-
-
 def _is_whole(path: Path) -> bool:
     try:
         read_tensors(path)
     except FolderError:
         return False
     return True
-
-
-def _checksum(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> str:
-    total = hashlib.blake2b(json.dumps(dict(sorted(notes.items()))).encode(), digest_size=16)
-    for name in sorted(arrays):
-        array = arrays[name]
-        total.update(f"{name}{array.dtype}{array.shape}".encode())
-        total.update(array.tobytes())
-    return total.hexdigest()
 
 
 # --- the folder ---
@@ -215,6 +191,12 @@ class RunFolder:
         write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
         write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
 
+    def clear_unborn(self) -> None:
+        """Take away what `create` leaves where it is killed before there is a config.json, and so a run."""
+        if not self.exists and self.path.is_dir():
+            for path in (self / "provenance.json", *self.path.glob(".*.part")):
+                path.unlink(missing_ok=True)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """While one process works on the folder, no other does; the lock ends with its process, however that ends."""
@@ -226,7 +208,7 @@ class RunFolder:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise FolderError(f"Another process is at work in {self.path}; wait for it, or end it first.") from None
+                raise FolderBusy(f"Another process is at work in {self.path}; wait for it, or end it first.") from None
             except OSError:  # a file system without locks
                 pass
             yield

@@ -338,18 +338,25 @@ class Trainer:
             run.folder.tidy()
         return self.runs[0].step > 0
 
-    @torch.no_grad()
     def _load(self, index: int, tensors: dict[str, np.ndarray]) -> None:
         try:
-            for name, optimizer in self.learner.optimizers().items():
-                for key, tensor in optimizer.state().items():
-                    tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
-                optimizer.steps[index] = int(tensors[f"{name}.steps"])
-            for key, tensor in self.learner.memory().items():
-                tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
-        except (KeyError, RuntimeError) as error:
-            folder = self.runs[index].folder.path
-            raise FolderError(f"The checkpoint in {folder} does not fit its config: {error}.") from error
+            load_learner(self.learner, index, tensors)
+        except FolderError as error:
+            raise FolderError(f"{self.runs[index].folder.path}: {error}") from error
+
+
+@torch.no_grad()
+def load_learner(learner: Any, index: int, tensors: dict[str, np.ndarray]) -> None:
+    """Put a checkpoint's networks, optimisers and controller into place `index` of a learner's stack."""
+    try:
+        for name, optimizer in learner.optimizers().items():
+            for key, tensor in optimizer.state().items():
+                tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
+            optimizer.steps[index] = int(tensors[f"{name}.steps"])
+        for key, tensor in learner.memory().items():
+            tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
+    except (KeyError, RuntimeError) as error:
+        raise FolderError(f"The checkpoint does not fit its config: {error}.") from error
 
 
 def train(

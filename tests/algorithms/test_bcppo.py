@@ -427,7 +427,8 @@ def test_several_environments_do_not_leak_into_each_other() -> None:
         first_half: list[Tensor] = []
         ours = learner(settings)
         ours._descend_values = lambda o, r, c: first_half.append(r) or {}  # type: ignore[method-assign,func-returns-value]
-        ours._draw_minibatches = lambda rows: iter([torch.arange(rows)[None]])  # type: ignore[method-assign]
+        everything = torch.arange(64)[None], torch.ones(1, settings.members, 64, dtype=torch.bool)
+        ours._draw_minibatches = lambda rows: iter([everything])  # type: ignore[method-assign]
         ours.update(one)
         return float(first_half[0][0, :32].sum())
 
@@ -468,9 +469,9 @@ def test_max_grad_norm_reaches_every_network() -> None:
     for name, optimizer in ours.optimizers().items():
         inner = optimizer._step
 
-        def watched(gradient, active, name=name, inner=inner):
+        def watched(gradient, name=name, inner=inner):
             steps[name].append(float(gradient.square().sum().sqrt()))
-            inner(gradient, active)
+            inner(gradient)
 
         optimizer._step = watched
     ours.update(batch())

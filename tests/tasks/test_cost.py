@@ -264,6 +264,9 @@ def test_spaces_that_are_not_boxes_are_refused():
     discrete = Line(action_space=gymnasium.spaces.Discrete(3))
     said = complaint(ConfigError, make_task, discrete, cost_limit_rate=1)
     assert said == "Only continuous (Box) actions are supported, but this environment's are Discrete."
+    grid = Line(action_space=gymnasium.spaces.Box(-1, 1, (2, 2)))
+    said = complaint(ConfigError, make_task, grid, cost_limit_rate=1)
+    assert said == "An action must be one vector, but this environment's has shape (2, 2)."
     nested = Line(observation_space=gymnasium.spaces.Dict({"eyes": gymnasium.spaces.Box(0, 1, (3,))}))
     said = complaint(ConfigError, make_task, nested, cost_limit_rate=1)
     assert "this environment's is a Dict; gymnasium.wrappers.FlattenObservation" in said

@@ -7,7 +7,7 @@ signal* (below: `Disagreement`): what is added to the cost advantage, and the cr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.ppo import NoSignal
+from bcppo.algorithms.repeated import Metrics, Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
 from bcppo.math.gae import Advantage, gae, td_target
@@ -33,9 +34,6 @@ from bcppo.streams import Streams
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm")
 """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
-
-Metrics = dict[str, Tensor]
-"""Name → [R]."""
 
 
 class Disagreement(NoSignal):
@@ -59,7 +57,6 @@ class Disagreement(NoSignal):
         self._factor = _column(factors, device)  # h(c₀)
         betas = [c.beta if c.raw_disagreement else effective_beta(c.alpha, c.beta, c.kappa) for c in configs]
         self._effective_beta = _column(betas, device)  # β_eff, eq:effective_beta
-        self._device = device
 
     def shape(self, observation: Tensor, executed: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """(β·R_B of each row [R, B], detached; the predictions it came from [R, M, B], attached; metrics).
@@ -76,19 +73,35 @@ class Disagreement(NoSignal):
         }
         return self._effective_beta * sigma, predictions, metrics
 
-    def descend(self, predictions: Tensor, target: Tensor) -> Metrics:
+    def descend(self, predictions: Tensor, target: Tensor, *drawn: Tensor) -> Metrics:
         """Minimise each member's bootstrap-masked TD loss (eq:critic_loss)."""
-        loss = masked_td_loss(predictions, target, self._draw_masks(target.shape[-1]))
+        (masks,) = drawn
+        loss = masked_td_loss(predictions, target, masks)
         self.optimizer.descend(loss)
         return {"loss_critics": loss.detach().mean(-1)}
 
     def optimizers(self) -> dict[str, Adam]:
         return {"critics": self.optimizer}
 
-    def _draw_masks(self, rows: int) -> Tensor:
+    def draw(self, rows: int) -> tuple[np.ndarray, ...]:
         """z ~ Bernoulli(keep), drawn anew for every member, sample and minibatch. [R, M, B]"""
         draws = [masks.random((self.members, rows), dtype=np.float32) < k for masks, k in zip(self._masks, self._keep)]
-        return torch.from_numpy(np.stack(draws)).to(self._device)
+        return (np.stack(draws),)
+
+
+class Rollout(NamedTuple):
+    """What the minibatches of an update are taken from; [R, T, …]."""
+
+    observation: Tensor
+    executed: Tensor
+    action: Tensor
+    old_log_prob: Tensor  # log π of the actions under the policy that collected
+    reward_advantage: Tensor
+    cost_advantage: Tensor
+    reward_target: Tensor  # of V_r
+    cost_target: Tensor  # of V_c
+    target: Tensor  # y of the cost critics, eq:td_target
+    multiplier: Tensor  # λ [R]
 
 
 class BCPPO:
@@ -117,6 +130,7 @@ class BCPPO:
         self.signal = signal(configs, widths, streams, device)
         self.controller: PidState = pid_start(len(configs), device)
         self._minibatches = [stream.minibatches for stream in streams]
+        self._minibatch = Repeated(self._descend, self.optimizers, device)
         self._device = device
         self._limit = _vector([c.limit_rate for c in configs], device)
         self._gains = PidGains(
@@ -139,25 +153,37 @@ class BCPPO:
         cost = cost._replace(advantage=self.signal.weigh(batch, cost.advantage))
         multiplier, terms = self._update_multiplier(batch.cost.mean(-1))
 
+        self._minibatch.begin(
+            Rollout(
+                batch.observation, batch.executed, batch.action, old_log_prob, reward.advantage, cost.advantage,
+                reward.value_target, cost.value_target, target, multiplier,
+            )
+        )  # fmt: skip
         totals: Metrics = {}
         count = 0
-        for rows in self._draw_minibatches(batch.reward.shape[-1]):
-            observation, executed = take(batch.observation, rows), take(batch.executed, rows)
-            shaping, predictions, seen = self.signal.shape(observation, executed)
-            advantage = hybrid_advantage(
-                take(reward.advantage, rows),
-                take(cost.advantage, rows),
-                shaping,
-                multiplier,
-                bonus=self.signal.bonus,
-                normalize=self.config.branch_normalization,
-            )
-            seen |= self._descend_policy(observation, take(batch.action, rows), take(old_log_prob, rows), advantage)
-            seen |= self._descend_values(observation, take(reward.value_target, rows), take(cost.value_target, rows))
-            seen |= self.signal.descend(predictions, take(target, rows))
+        for inputs in self._draw_minibatches(batch.reward.shape[-1]):
+            seen = self._minibatch(*inputs)
             totals = {name: totals[name] + value if count else value for name, value in seen.items()}
             count += 1
         return {name: value / count for name, value in totals.items()} | self._controller_metrics(batch, terms)
+
+    def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
+        """One minibatch of Algorithm 1: the rows [R, B] of each run's rollout."""
+        observation, executed = take(rollout.observation, rows), take(rollout.executed, rows)
+        shaping, predictions, seen = self.signal.shape(observation, executed)
+        advantage = hybrid_advantage(
+            take(rollout.reward_advantage, rows),
+            take(rollout.cost_advantage, rows),
+            shaping,
+            rollout.multiplier,
+            bonus=self.signal.bonus,
+            normalize=self.config.branch_normalization,
+        )
+        action, old_log_prob = take(rollout.action, rows), take(rollout.old_log_prob, rows)
+        seen |= self._descend_policy(observation, action, old_log_prob, advantage)
+        reward_target, cost_target = take(rollout.reward_target, rows), take(rollout.cost_target, rows)
+        seen |= self._descend_values(observation, reward_target, cost_target)
+        return seen | self.signal.descend(predictions, take(rollout.target, rows), *drawn)
 
     @torch.no_grad()
     def _estimate(self, batch: Batch) -> tuple[Advantage, Advantage, Tensor]:
@@ -205,11 +231,17 @@ class BCPPO:
         reward_loss, cost_loss = loss.detach().unbind(1)
         return {"loss_value_reward": reward_loss, "loss_value_cost": cost_loss}
 
-    def _draw_minibatches(self, rows: int) -> Iterator[Tensor]:
-        """epochs × (rows / minibatch) index tensors [R, B]; every run shuffles with its own stream."""
-        for _ in range(self.config.epochs):
-            order = torch.from_numpy(np.stack([stream.permutation(rows) for stream in self._minibatches]))
-            yield from order.to(self._device).split(self.config.minibatch, dim=1)
+    def _draw_minibatches(self, rows: int) -> Iterator[tuple[Tensor, ...]]:
+        """Of epochs × (rows / minibatch) minibatches, the rows [R, B] and what the signal draws for each.
+
+        Every run shuffles with its own stream. All go to the device at once: one by one they would wait for it.
+        """
+        size = self.config.minibatch
+        orders = [np.stack([s.permutation(rows) for s in self._minibatches]) for _ in range(self.config.epochs)]
+        chosen = [order[:, first : first + size] for order in orders for first in range(0, rows, size)]
+        drawn = [self.signal.draw(size) for _ in chosen]
+        columns = [np.stack(column) for column in zip(*((one, *more) for one, more in zip(chosen, drawn)))]
+        return zip(*(torch.from_numpy(column).to(self._device).unbind(0) for column in columns))
 
     def _controller_metrics(self, batch: Batch, terms: PidTerms) -> Metrics:
         return {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.onpolicy import Metrics, OnPolicy, Sample, Tally
+from bcppo.algorithms.repeated import Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.surrogate import gaussian_log_prob
 from bcppo.math.trust_region import Step, conjugate_gradients, constrained_step, dot
@@ -37,11 +38,22 @@ class CPO(OnPolicy):
         step = self._solve(rollout, excess)
         found = self._search(rollout, step, excess)
         self.controller = self.controller._replace(multiplier=step.cost_multiplier.cpu())
+        minibatch = self._values_minibatch()
+        minibatch.begin(tuple(vars(rollout).values()))
         tally, everyone = Tally(len(self.configs), self._device), [True] * len(self.configs)
         for _ in range(self.config.epochs):
-            tally.add([self.descend_values(part) for part in self.draw_minibatches(rollout, everyone)], everyone)
+            tally.add([minibatch(*inputs) for inputs in self.draw_minibatches(rollout, everyone)], everyone)
         log_std = self.policy.log_std.detach().sum(-1)
         return tally.means() | found | {"case": step.case.double(), "log_std": log_std}
+
+    def _values_minibatch(self) -> Repeated:
+        if self._repeated is None:
+            self._repeated = Repeated(
+                lambda rollout, *inputs: self.descend_values(self._part(rollout, inputs)),
+                lambda: {"values": self.values_optimizer},
+                self._device,
+            )
+        return self._repeated
 
     def _surrogates(self, rollout: Sample) -> tuple[Tensor, Tensor]:
         """(−E[ratio·A_r], E[ratio·A_c]) of each run."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.batch import Batch, take
+from bcppo.algorithms.repeated import Metrics, Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
@@ -30,9 +31,6 @@ STD_FLOOR = 1e-2
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
 """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
-
-Metrics = dict[str, Tensor]
-"""Name → [R]."""
 
 
 class State(NamedTuple):
@@ -63,11 +61,6 @@ class Sample:
     reward_target: Tensor  # [R, B]
     cost_target: Tensor  # [R, B]
     advantage: Tensor  # [R, B], the two at the multiplier's price, where a method combines them
-
-    def minibatches(self, order: Tensor, rows: int) -> Iterator[Sample]:
-        """Each run's rollout in an order of its own [R, T], so many rows at a time; gathered once, which is cheaper."""
-        pieces = [take(values, order).split(rows, dim=1) for values in vars(self).values()]
-        return (Sample(*piece) for piece in zip(*pieces))
 
 
 class Constraint(NamedTuple):
@@ -110,6 +103,7 @@ class OnPolicy:
         rates = [getattr(c, "learning_rate", 0.0) for c in configs]
         self.policy_optimizer = Adam(self.policy, rates, first.max_grad_norm)
         self._minibatches = [stream.minibatches for stream in streams]
+        self._repeated: Repeated | None = None
         self.controller = _fresh_state(configs, observation)
         self._discount = self.vector("discount").unsqueeze(1)
         self._trace = self.vector("trace_decay").unsqueeze(1)
@@ -275,42 +269,68 @@ class OnPolicy:
         old_log_std = self.policy.log_std.clone()
         tally = Tally(len(self.configs), self._device)
         active = [True] * len(self.configs)
+        minibatch = self._minibatch(loss)
+        minibatch.begin((*vars(rollout).values(), old_log_std))
         epochs, kl = torch.zeros(2, len(self.configs), dtype=torch.float64, device=self._device)
         for _ in range(self.config.epochs):
-            seen = []
-            for part in self.draw_minibatches(rollout, active):
-                losses = self.descend_values(part, active)
-                policy_loss = loss(part, old_log_std)
-                self.policy_optimizer.descend(policy_loss, active)
-                seen.append(losses | {"loss_policy": policy_loss.detach()})
-            tally.add(seen, active)
+            for optimizer in self.optimizers().values():
+                optimizer.active = active
+            tally.add([minibatch(*inputs) for inputs in self.draw_minibatches(rollout, active)], active)
             going = torch.tensor(active, device=self._device)
             epochs = epochs + going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)
             active = (going & (kl <= self._target_kl)).tolist()
             if not any(active):
                 break
+        for optimizer in self.optimizers().values():
+            optimizer.active = None
         log_std = self.policy.log_std.sum(-1)
         return tally.means() | {"kl": kl, "epochs": epochs, "log_std": log_std}
+
+    def _minibatch(self, loss: Loss) -> Repeated:
+        """A step of the values and one of the policy, repeated."""
+
+        def descend(data: Sequence[Tensor], *inputs: Tensor) -> Metrics:
+            *rollout, old_log_std = data
+            part = self._part(rollout, inputs)
+            seen = self.descend_values(part)
+            policy_loss = loss(part, old_log_std)
+            self.policy_optimizer.descend(policy_loss)
+            return seen | {"loss_policy": policy_loss.detach()}
+
+        if self._repeated is None:
+            self._repeated = Repeated(descend, self.optimizers, self._device)
+        return self._repeated
+
+    def _part(self, rollout: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sample:
+        """A minibatch: gathered already, or by its rows."""
+        if len(inputs) > 1:
+            return Sample(*inputs)
+        return Sample(*(take(values, inputs[0]) for values in rollout))
 
     @torch.no_grad()
     def divergence(self, rollout: Sample, old_log_std: Tensor) -> Tensor:
         """KL(rollout's policy ‖ policy) on each axis of the action, [R, T, act]."""
         return gaussian_kl(rollout.old_mean, old_log_std, self.policy.mean(rollout.observation), self.policy.log_std)
 
-    def descend_values(self, part: Sample, active: Sequence[bool] | None = None) -> Metrics:
+    def descend_values(self, part: Sample) -> Metrics:
         error = self.values(part.observation).squeeze(-1) - torch.stack([part.reward_target, part.cost_target], dim=1)
         loss = error.square().mean(-1)
         size = torch.linalg.vector_norm(self.values.flat.detach(), dim=-1).square()  # [R, 2]
-        self.values_optimizer.descend(loss, active, self._penalty.unsqueeze(2))
+        self.values_optimizer.descend(loss, self._penalty.unsqueeze(2))
         reward_loss, cost_loss = (loss.detach() + self._penalty * size).unbind(1)
         return {"loss_value_reward": reward_loss, "loss_value_cost": cost_loss}
 
-    def draw_minibatches(self, rollout: Sample, active: Sequence[bool]) -> Iterator[Sample]:
-        """The minibatches of an epoch; a run that has stopped draws nothing from its stream, as it would alone."""
+    def draw_minibatches(self, rollout: Sample, active: Sequence[bool]) -> Iterator[tuple[Tensor, ...]]:
+        """The minibatches of an epoch; a run that has stopped draws nothing from its stream, as it would alone.
+
+        On the CPU gathered, all at once, which is cheaper there; on a GPU by their rows, which are less to hand over.
+        """
         rows = rollout.log_prob.shape[1]
         orders = [s.permutation(rows) if a else np.arange(rows) for s, a in zip(self._minibatches, active)]
-        return rollout.minibatches(torch.from_numpy(np.stack(orders)).to(self._device), self.config.minibatch)
+        order = torch.from_numpy(np.stack(orders)).to(self._device)
+        fields = [order] if self._device.type == "cuda" else [take(values, order) for values in vars(rollout).values()]
+        return zip(*(values.split(self.config.minibatch, dim=1) for values in fields))
 
     def memory(self) -> dict[str, Tensor]:
         """What it remembers beside weights and optimisers, [R, …] each."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +36,12 @@ class NoSignal:
         """(what is added to the cost advantage [R, B], what `descend` needs, metrics)"""
         return torch.zeros(observation.shape[:2], device=observation.device), None, {}
 
-    def descend(self, predictions: Any, target: Tensor) -> dict[str, Tensor]:
-        """A step of the signal's own critic."""
+    def draw(self, rows: int) -> tuple[np.ndarray, ...]:
+        """What is random in a minibatch of so many rows, each run's from its own stream."""
+        return ()
+
+    def descend(self, predictions: Any, target: Tensor, *drawn: Tensor) -> dict[str, Tensor]:
+        """A step of the signal's own critic, with what was drawn for this minibatch."""
         return {}
 
     def optimizers(self) -> dict[str, Adam]:

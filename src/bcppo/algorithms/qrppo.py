@@ -44,7 +44,7 @@ class QuantileTail(NoSignal):
         tail = (detached * self._tail_mean).sum(-1)
         return self._beta * tail, quantiles, {"mu_c": detached.mean((1, 2)), "tail": tail.mean(-1)}
 
-    def descend(self, predictions: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def descend(self, predictions: Tensor, target: Tensor, *drawn: Tensor) -> dict[str, Tensor]:
         loss = pinball_loss(predictions, target, self._levels.float())
         self.optimizer.descend(loss)
         return {"loss_critics": loss.detach()}

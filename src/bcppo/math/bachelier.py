@@ -36,6 +36,7 @@ def call(strike: Tensor | float, mean: Tensor | float, std: Tensor | float) -> T
 
     X ~ N(mean, std^2), std > 0; any broadcastable shapes. For tests and diagnostics: training uses `excess_factor`,
     since in float32 a strike a few 1e-6 above a mean of 65 rounds back to the mean.
+    At K = `strike(mu_c, sigma_c, c0)` it is the penalty R_B (eq:bachelier_penalty).
     """
     strike, mean, std = _tensors(strike, mean, std)
     distance = _distance(strike, mean, std)
@@ -65,7 +66,8 @@ def strike(mean: Tensor, std: Tensor, c0: float) -> Tensor:
 def excess_factor(c0: float) -> float:
     """h(c0) = phi(-c0) - c0 * Phi(-c0), so that R_B = h(c0) * sigma_c  (eq:bachelier_simplified); not negative.
 
-    d = -c0 is clipped as in `call`, with the same floor at 0.
+    d = -c0 is clipped as in `call`, with the same floor at 0. At kappa = 0, R_B is (1 - alpha) (CVaR - VaR) of the
+    Gaussian (eq:cvar_relation).
     """
     distance = min(max(-c0, -DISTANCE_CLIP), DISTANCE_CLIP)
     density = math.exp(-0.5 * distance**2) / math.sqrt(2.0 * math.pi)

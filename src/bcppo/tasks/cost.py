@@ -112,6 +112,8 @@ def _box_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
         raise ConfigError(
             f"Only continuous (Box) actions are supported, but this environment's are {type(space).__name__}."
         )
+    if len(space.shape) != 1:
+        raise ConfigError(f"An action must be one vector, but this environment's has shape {space.shape}.")
     return space.low.astype(np.float64), space.high.astype(np.float64)
 
 

@@ -1,0 +1,1 @@
+"""The halves that make rows: run folder → rows. They may import torch and algorithms."""

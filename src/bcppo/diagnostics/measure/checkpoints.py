@@ -1,0 +1,91 @@
+"""Run folder → learner: what a checkpoint holds, put back into one stack or into several copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bcppo.algorithms import METHODS
+from bcppo.diagnostics.runs import Found
+from bcppo.diagnostics.store import NotEligible
+from bcppo.errors import BcppoError
+from bcppo.policy import NumpyPolicy
+from bcppo.rollout import MakeEnv
+from bcppo.run import load_learner
+from bcppo.settings import PPOConfig
+from bcppo.streams import Streams
+from bcppo.worker import environment_factory
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A run's checkpoint, ready to use."""
+
+    found: Found
+    learner: Any
+    """The method's learner, a stack of one run."""
+    policy: NumpyPolicy
+    make_env: MakeEnv
+    widths: tuple[int, int]
+    tensors: dict[str, np.ndarray]
+
+    @property
+    def config(self) -> Any:
+        return self.found.config
+
+    @property
+    def multiplier(self) -> float:
+        """λ as saved."""
+        return float(self.learner.controller.multiplier[0])
+
+    def copies(self, configs: Sequence[PPOConfig], seeds: Sequence[int]) -> Any:
+        """A stack of learners that all start from this checkpoint, each with settings and random streams of its own."""
+        learner = METHODS[self.found.method].learner()(
+            configs, self.widths, [Streams(seed, 1) for seed in seeds], torch.device("cpu")
+        )
+        for index in range(len(configs)):
+            load_learner(learner, index, self.tensors)
+        return learner
+
+    def predictions(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """The members' discounted costs of state-action pairs, [rows, M] float32."""
+        rows = torch.from_numpy(np.concatenate([observation, action], axis=1, dtype=np.float32))
+        with torch.no_grad():
+            parts = [self.learner.signal.critics(part.unsqueeze(0))[0, ..., 0] for part in rows.split(4096)]
+        return torch.cat(parts, dim=1).T.contiguous().numpy()
+
+
+def restore(found: Found) -> Restored:
+    """A run's newest whole checkpoint; a BcppoError says why there is none."""
+    loaded = found.folder.load_checkpoint(lambda sentence: None)
+    if loaded is None:
+        raise BcppoError(f"the run has left no checkpoint ({found.folder.status()['state']})")
+    make_env = environment_factory(found.config.task, found.config.cost_limit_rate)
+    env: Any = make_env()
+    widths = env.observation_space.shape[0], env.action_space.shape[0]
+    bounds = env.action_space.low, env.action_space.high
+    env.close()
+    device = torch.device("cpu")
+    torch.set_num_threads(1)
+    learner = METHODS[found.method].learner()([found.config], widths, [Streams(found.config.seed, 1)], device)
+    load_learner(learner, 0, loaded[0])
+    return Restored(found, learner, NumpyPolicy(learner.policy_arrays(0), *bounds), make_env, widths, loaded[0])
+
+
+def restore_ensembles(runs: Sequence[Found], statistic: str) -> tuple[list[tuple[int, Restored]], list[NotEligible]]:
+    """(place in `runs`, checkpoint) of those with an ensemble of cost critics, and why the others have none."""
+    restored, not_eligible = [], []
+    for index, found in enumerate(runs):
+        if found.method != "bcppo":
+            reason = f"{found.method} has no ensemble of cost critics"
+            not_eligible.append(NotEligible(found.name, statistic, reason))
+            continue
+        try:
+            restored.append((index, restore(found)))
+        except BcppoError as error:
+            not_eligible.append(NotEligible(found.name, statistic, str(error)))
+    return restored, not_eligible

@@ -1,0 +1,56 @@
+"""The runs to diagnose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bcppo.algorithms import CONFIGS
+from bcppo.config import RunConfig
+from bcppo.diagnostics.store import Columns
+from bcppo.errors import BcppoError
+from bcppo.records import RunFolder
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run to diagnose."""
+
+    name: str
+    folder: RunFolder
+    method: str
+    config: RunConfig
+
+    @property
+    def task(self) -> str:
+        return self.config.task
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[Found]:
+    """The runs at `paths`: run folders, or folders of run folders."""
+    folders: list[Path] = []
+    for path in map(Path, paths):
+        inside = [path] if RunFolder(path).exists else sorted(p.parent for p in path.glob("*/config.json"))
+        if not inside:
+            raise BcppoError(f"{path} is no run folder and holds none: there is no config.json in or right below it.")
+        folders += [folder for folder in inside if folder not in folders]
+    if not folders:
+        raise BcppoError("A diagnostic needs at least one run folder.")
+    found = []
+    for folder in folders:
+        method, config = RunFolder(folder).load_config(CONFIGS)
+        found.append(Found(folder.name, RunFolder(folder), method, config))
+    if len({run.name for run in found}) < len(found):  # tell runs of one name apart
+        found = [Found(str(run.folder.path), run.folder, run.method, run.config) for run in found]
+    return found
+
+
+def runs_table(runs: Sequence[Found]) -> Columns:
+    return {
+        "name": [run.name for run in runs],
+        "task": [run.task for run in runs],
+        "seed": [run.config.seed for run in runs],
+        "method": [run.method for run in runs],
+        "steps": [run.config.steps for run in runs],
+    }

@@ -1,0 +1,121 @@
+"""The packed form of a study, small enough to publish: study.json and three Parquet tables, each with its checksum.
+
+study.json        as in the study folder
+runs.parquet      one row a run: state, protocol, provenance, problems
+episodes.parquet  every evaluation episode, raw
+progress.parquet  the curves, thinned to one row in `every` updates
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from bcppo.config import digest
+from bcppo.errors import ConfigError
+from bcppo.records import FINISHED, FolderError, write_atomically, write_rows
+from bcppo.report.entries import Problem, StudyError, read_entries, settings_of
+from bcppo.report.load import StudyRecords, assemble, load_study, read_frame, run_row
+from bcppo.report.schema import EVALUATIONS, PROGRESS
+
+EVERY = 5
+"""Updates to a row of a packed curve. 5 divides the paper's rolling windows of 15 and 25 records: those stay exact."""
+
+AVERAGED = ("mean_cost", "sigma_c", "multiplier")
+"""Measured anew at each update, so a thinned row holds their mean; the rest are running statistics: the last counts."""
+
+PROVENANCE = ("revision", "python", "device", "versions")
+
+
+def pack_study(folder: str | Path, out: str | Path, every: int = EVERY) -> StudyRecords:
+    """Write the study in `folder` to the folder `out` in its packed form, and return what was packed."""
+    folder, out = Path(folder), Path(out)
+    if every < 1:
+        raise ConfigError(f"A packed curve keeps one row in at least 1 update, but {every} was asked for.")
+    if (folder / "runs.parquet").exists():
+        raise StudyError(f"{folder} is packed already; pack the study folder it came from.")
+    if out.resolve() == folder.resolve():
+        raise StudyError(f"A study is packed into another folder than its own, {folder}.")
+    records = load_study(folder)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(f"The folder {out} cannot be made: {error.strerror}.") from error
+    text = (folder / "study.json").read_bytes()
+    write_atomically(out / "study.json", lambda part: _write_bytes(part, text))
+    for name, frame in (
+        ("runs", _runs(records, _digest_text(text))),
+        ("episodes", records.evaluations),
+        ("progress", thin(records.progress, every)),
+    ):
+        write_rows(out / f"{name}.parquet", frame.to_dict())  # type: ignore[arg-type]
+    return records
+
+
+def thin(progress: pl.DataFrame, every: int) -> pl.DataFrame:
+    """One row in `every` of each run, and its last. `records` says how many updates a row stands for."""
+    block = (pl.int_range(pl.len()) // every).over("run")
+    columns = [(pl.col(name).mean() if name in AVERAGED else pl.col(name).last()).alias(name) for name in PROGRESS] + [
+        pl.col("records").sum()
+    ]
+    thinned = progress.group_by("run", block.alias("block"), maintain_order=True).agg(columns).drop("block")
+    # The share of updates with λ > 0 is a figure of the tables; the others are only drawn, for which 7 digits do.
+    drawn = [name for name, kind in PROGRESS.items() if kind == pl.Float64 and name != "multiplier_positive_share"]
+    return thinned.with_columns(pl.col(drawn).cast(pl.Float32))
+
+
+def load_packed(folder: Path) -> StudyRecords:
+    """Load a packed study; one whose files do not belong together is refused as a whole."""
+    name, title, entries, problems = read_entries(folder)
+    try:
+        stored = read_frame(folder / "runs.parquet")
+        episodes = read_frame(folder / "episodes.parquet").select("run", *EVALUATIONS).cast(EVALUATIONS)  # type: ignore[arg-type]
+        progress = read_frame(folder / "progress.parquet").select("run", *PROGRESS, "records")
+        progress = progress.cast({**PROGRESS, "records": pl.Int64})  # type: ignore[dict-item]
+        by_id: dict[str, dict[str, Any]] = {row["id"]: row for row in stored.iter_rows(named=True)}
+        study = stored["study"].unique().to_list()
+    except (pl.exceptions.PolarsError, KeyError) as error:
+        reason = (str(error).splitlines() or ["wrong columns"])[0].rstrip(".")
+        raise StudyError(f"The packed study in {folder} cannot be read: {reason}.") from error
+    if study != [_digest_text((folder / "study.json").read_bytes())]:
+        raise StudyError(f"study.json in {folder} is not the one this study was packed with.")
+    rows = []
+    for entry in entries:
+        row = by_id.get(entry.id)
+        if row is None:
+            raise StudyError(f"The packed study in {folder} has no row for {entry.id}.")
+        provenance = {key: row[key] for key in PROVENANCE} | {"versions": json.loads(row["versions"])}
+        try:
+            settings = settings_of(entry)
+        except ValueError as error:
+            settings, state = None, "mismatch"
+            if row["state"] == FINISHED:  # packed by a version that knew these settings
+                problems.append(Problem(entry.id, "mismatch", f"{entry.id} is not used: {error}."))
+        else:
+            state = row["state"]
+        rows.append(run_row(entry, settings, provenance, state))
+        problems += [Problem(entry.id, *pair) for pair in json.loads(row["problems"])]
+    return assemble(folder, (name, title), rows, ([episodes], [progress]), problems)
+
+
+def _runs(records: StudyRecords, study: str) -> pl.DataFrame:
+    texts: dict[str, list[tuple[str, str]]] = {}
+    for problem in records.problems:
+        texts.setdefault(problem.run, []).append((problem.kind, problem.sentence))
+    problems = [json.dumps(texts.get(run, [])) for run in records.runs["id"]]
+    columns = records.runs.select("id", "state", "protocol", *PROVENANCE)
+    return columns.with_columns(problems=pl.Series(problems, dtype=pl.String), study=pl.lit(study))
+
+
+def _digest_text(payload: bytes) -> str:
+    try:
+        return digest(payload.decode())
+    except UnicodeDecodeError as error:
+        raise FolderError(f"study.json is not whole: {error}.") from None
+
+
+def _write_bytes(path: Path, payload: bytes) -> None:
+    path.write_bytes(payload)

@@ -1,0 +1,29 @@
+"""The columns of a study's frames."""
+
+from __future__ import annotations
+
+import polars as pl
+
+EVALUATIONS = {
+    "step": pl.Int64, "final": pl.Boolean, "stochastic": pl.Boolean, "episode_seed": pl.Int64,
+    "episode_return": pl.Float64, "cost_rate": pl.Float64, "native_cost": pl.Float64, "boundary_hits": pl.Float64,
+    "length": pl.Int64,
+}  # fmt: skip
+"""One row an evaluation episode: cost_rate is the mean cost per step, native_cost and boundary_hits are sums."""
+
+PROGRESS = {
+    "update": pl.Int64, "step": pl.Int64, "episode_return": pl.Float64, "episode_cost_rate": pl.Float64,
+    "cost_cvar95": pl.Float64, "mean_cost": pl.Float64, "sigma_c": pl.Float64, "multiplier": pl.Float64,
+    "multiplier_positive_share": pl.Float64,
+}  # fmt: skip
+"""One row an update. A method without a critic ensemble has no sigma_c; the column is null there."""
+
+MEASURED = ("episode_return", "cost_rate", "native_cost", "boundary_hits")
+
+RUNS = {
+    "id": pl.String, "task": pl.String, "method": pl.String, "variant": pl.String, "seed": pl.Int64,
+    "protocol": pl.String, "steps": pl.Int64, "eval_episodes": pl.Int64, "limit_rate": pl.Float64, "paper": pl.String,
+    "differs": pl.String, "usable": pl.Boolean, "state": pl.String, "revision": pl.String, "python": pl.String,
+    "device": pl.String, "versions": pl.String, "config": pl.String,
+}  # fmt: skip
+"""One row a run of the study, usable or not. `state` is finished, or the kind of the problem."""

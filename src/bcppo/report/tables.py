@@ -1,0 +1,358 @@
+"""A study's tables in the paper's layout, as Markdown, LaTeX and CSV. A cell that lacks runs says so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from bcppo.report.entries import ABLATION, MAIN
+from bcppo.report.load import StudyRecords
+from bcppo.report.names import METHODS, TASKS, in_order, label, task_label, variant_key
+from bcppo.report.paper_tables import paper_value
+from bcppo.report.stats import Statistics, with_frontier
+
+MAIN_METRICS = {"return": "Return", "cost": "Cost", "cvar95": "CVaR@95"}
+MORE_METRICS = {"safety_rate": "Safety Rate", "worst_gap": "Worst Gap", "positive_share": "λ>0 share"}
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number of a table with its spread, or nothing and the reason."""
+
+    mean: float | None
+    std: float | None = None
+    digits: int = 3
+    bold: bool = False
+    note: str = ""
+    interval: tuple[float | None, float | None] | None = None
+    """Given in place of a spread."""
+
+    @property
+    def text(self) -> str:
+        if self.mean is None:
+            return ABSENT
+        text = f"{self.mean:.{self.digits}f}"
+        if self.interval is not None:
+            low, high = (ABSENT if end is None else f"{end:.{self.digits}f}" for end in self.interval)
+            text += f" [{low}, {high}]"
+        elif self.std is not None:
+            text += f" ± {self.std:.{self.digits}f}"
+        return text.replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts and values under a header; a rule is drawn after every row whose number is in `rules`."""
+
+    name: str
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str | Value, ...], ...]
+    rules: tuple[int, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """The distinct notes of the cells; their marks are a, b, c, … in this order."""
+        values = [cell.note for row in self.rows for cell in row if isinstance(cell, Value) and cell.note]
+        return list(dict.fromkeys(values))
+
+    def mark(self, cell: str | Value) -> str:
+        return mark(self.notes.index(cell.note)) if isinstance(cell, Value) and cell.note else ""
+
+
+def mark(number: int) -> str:
+    """a … z, aa, ab, …"""
+    return (mark(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
+
+
+# --- which tables ---
+
+
+def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
+    """Every table a study gives."""
+    tables = []
+    cells = Cells(records, stats)
+    if cells.methods():
+        columns = [(method, "") for method in cells.methods()]
+        bold = {
+            (row["task"], row["method"]) for row in with_frontier(stats.cells).filter("frontier").iter_rows(named=True)
+        }
+        is_bold: IsBold = lambda task, method, metric: (task, method) in bold and metric in ("return", "cvar95")  # noqa: E731
+        caption = _MAIN_CAPTION + cells.provisional_bold()
+        tables.append(_layout(cells, ("main", caption), columns, MAIN_METRICS, is_bold))
+        tables.append(_layout(cells, ("more_metrics", _MORE_CAPTION), columns, MORE_METRICS))
+        tables.append(_beside(cells, "paper_and_ours", columns))
+        tables.append(_intervals(cells, columns))
+    if stats.comparisons.height:
+        tables.append(_comparisons(stats, len(records.seeds)))
+    variants = cells.variants()
+    if variants:
+        rows = [("bcppo", ""), *variants] if cells.has("bcppo", "") else variants
+        tables.append(_layout(cells, ("ablations", _ABLATION_CAPTION), rows, MAIN_METRICS))
+        tables.append(_layout(cells, ("ablations_more", _MORE_CAPTION), rows, MORE_METRICS))
+        tables.append(_beside(cells, "ablations_paper_and_ours", rows))
+    return tables
+
+
+_MAIN_CAPTION = (
+    "Mean ± sample standard deviation over training seeds, from the final evaluation episodes. Higher Return is "
+    "better, "
+    "lower Cost and CVaR@95 (both per step) are better. Bold Return and CVaR@95: no other method shown has a mean pair "
+    "with no lower Return and no higher CVaR@95, one of them strictly."
+)
+_MORE_CAPTION = (
+    "Safety Rate: share of evaluation episodes whose mean cost per step is within the limit. Worst Gap: CVaR@95 "
+    "less the "
+    "limit. λ>0 share: updates with a positive multiplier. Mean ± sample standard deviation over training seeds."
+)
+_ABLATION_CAPTION = (
+    "Variants of BCPPO: mean ± sample standard deviation over training seeds. Cost and CVaR@95 are per step."
+)
+
+IsBold = Callable[[str, str, str], bool]
+
+
+class Cells:
+    """The cells of a study by task, method and variant, as values of a table."""
+
+    def __init__(self, records: StudyRecords, stats: Statistics) -> None:
+        self._rows = {(row["task"], row["method"], row["variant"]): row for row in stats.cells.iter_rows(named=True)}
+        self.tasks = in_order((key[0] for key in self._rows), TASKS)
+        self.ablated = any(variant for _, _, variant in self._rows)
+        usable = records.runs.filter("usable")
+        self._differs = {
+            tuple(row[:3]): row[3] for row in usable.select("task", "method", "variant", "differs").iter_rows()
+        }
+
+    def methods(self) -> list[str]:
+        return in_order((method for _, method, variant in self._rows if variant == ""), METHODS)
+
+    def variants(self) -> list[tuple[str, str]]:
+        found = {(method, variant) for _, method, variant in self._rows if variant != ""}
+        return sorted(found, key=lambda key: (key[0], variant_key(key[1])))
+
+    def has(self, method: str, variant: str) -> bool:
+        return any((task, method, variant) in self._rows for task in self.tasks)
+
+    def row(self, task: str, method: str, variant: str) -> dict | None:
+        return self._rows.get((task, method, variant))
+
+    def value(self, task: str, method: str, variant: str, metric: str) -> Value:
+        row = self.row(task, method, variant)
+        if row is None:
+            return Value(None, note="not part of this study")
+        if row["seeds"] == 0:
+            return Value(None, note=f"0 of {row['expected']} seeds: no run can be used, see Problems")
+        if row[metric] is None:
+            return Value(None, note="not recorded by this method")
+        note = "" if row["seeds"] == row["expected"] else f"{row['seeds']} of {row['expected']} seeds"
+        return Value(row[metric], row[f"{metric}_std"], _digits(metric, row[metric], ablated=self.ablated), note=note)
+
+    def provisional_bold(self) -> str:
+        """What to say where a method's seeds are missing: bold compares whole columns."""
+        short = {row["task"] for row in self._rows.values() if row["variant"] == "" and row["seeds"] < row["expected"]}
+        names = ", ".join(task_label(task) for task in self.tasks if task in short)
+        return f" Cells of {names} lack seeds: bold there is provisional." if short else ""
+
+    def experiment(self, task: str, method: str, variant: str) -> tuple[str, str]:
+        """(the experiment of the paper a cell stands beside, why it is not quite that)"""
+        row = self.row(task, method, variant)
+        if row is not None and row["paper"]:
+            return row["paper"], ""
+        differs = self._differs.get((task, method, variant), "")
+        guess = ABLATION if self.ablated else MAIN
+        return guess, f"settings other than the paper's: {differs}" if differs else ""
+
+
+def _digits(metric: str, mean: float, *, ablated: bool) -> int:
+    """As the paper prints them: returns to two places, of ablations to three where they are small."""
+    return 2 if metric == "return" and not (ablated and abs(mean) < 100) else 3
+
+
+# --- layouts ---
+
+
+def _layout(
+    cells: Cells, titles: tuple[str, str], rows: Sequence[tuple[str, str]], metrics: dict[str, str],
+    is_bold: IsBold | None = None,
+) -> Table:  # fmt: skip
+    """Methods or variants down, tasks across, metrics under each other: the paper's layout."""
+    lines: list[tuple[str | Value, ...]] = []
+    for method, variant in rows:
+        for number, (metric, title) in enumerate(metrics.items()):
+            values = [cells.value(task, method, variant, metric) for task in cells.tasks]
+            if is_bold is not None:
+                values = [replace(v, bold=is_bold(task, method, metric)) for task, v in zip(cells.tasks, values)]
+            lines.append((label(method, variant) if number == 0 else "", title, *values))
+    header = ("Variant" if any(variant for _, variant in rows) else "Method", "Metric", *map(task_label, cells.tasks))
+    step = len(metrics)
+    return Table(*titles, header, tuple(lines), tuple(range(step - 1, len(lines) - 1, step)))
+
+
+def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """The paper's value and ours, side by side."""
+    lines: list[tuple[str | Value, ...]] = []
+    for method, variant in rows:
+        for number, (metric, title) in enumerate(MAIN_METRICS.items()):
+            line: list[str | Value] = [label(method, variant) if number == 0 else "", title]
+            for task in cells.tasks:
+                experiment, note = cells.experiment(task, method, variant)
+                printed = paper_value(experiment, task, method, variant, metric)
+                ours = cells.value(task, method, variant, metric)
+                line.append(
+                    Value(*printed, digits=_digits(metric, printed[0], ablated=cells.ablated))
+                    if printed
+                    else Value(None)
+                )
+                line.append(
+                    replace(ours, note="; ".join(filter(None, (ours.note, note if ours.mean is not None else ""))))
+                )
+            lines.append(tuple(line))
+    header = ["Variant" if any(variant for _, variant in rows) else "Method", "Metric"]
+    for task in cells.tasks:
+        header += [f"{task_label(task)} paper", f"{task_label(task)} ours"]
+    caption = "The paper's mean ± standard deviation beside ours. – in a paper column: the paper prints no such cell."
+    return Table(name, caption, tuple(header), tuple(lines), tuple(range(2, len(lines) - 1, 3)))
+
+
+def _intervals(cells: Cells, rows: Sequence[tuple[str, str]]) -> Table:
+    lines: list[tuple[str | Value, ...]] = []
+    for task in cells.tasks:
+        for method, variant in rows:
+            row = cells.row(task, method, variant)
+            if row is None:
+                continue
+            line: list[str | Value] = [task_label(task), label(method, variant)]
+            for metric in MAIN_METRICS:
+                ends = (row[f"{metric}_low"], row[f"{metric}_high"])
+                line.append(replace(cells.value(task, method, variant, metric), interval=ends))
+            line += [Value(row[f"{metric}_iqm"], digits=3) for metric in ("return", "cvar95")]
+            lines.append(tuple(line))
+    header = ("Task", "Method", "Return", "Cost", "CVaR@95", "IQM Return", "IQM CVaR@95")
+    caption = (
+        "Means with 95 % percentile bootstrap intervals over training seeds (10,000 seeded draws), and interquartile "
+        "means over training seeds."
+    )
+    return Table("intervals", caption, header, tuple(lines))
+
+
+def _comparisons(stats: Statistics, expected: int) -> Table:
+    lines = []
+    order = [(task, method) for task in in_order(stats.comparisons["task"], TASKS) for method in METHODS]
+    found = {(row["task"], row["method"]): row for row in stats.comparisons.iter_rows(named=True)}
+    for key in [key for key in order if key in found] + [key for key in found if key not in order]:
+        row = found[key]
+        same = row["return_difference"] == row["cvar95_difference"] == 0 and row["pairs"] == expected
+        pair = (
+            "dominates" if row["dominates"] else "is dominated" if row["dominated"] else "equals" if same else "trades"
+        )
+        few = f"{row['pairs']} of {expected} paired seeds" if row["pairs"] < expected else ""
+        lines.append((
+            task_label(key[0]), label(key[1]), pair,
+            Value(row["return_difference"], digits=3, note=few, interval=(row["return_low"], row["return_high"])),
+            Value(row["cvar95_difference"], digits=3, note=few, interval=(row["cvar95_low"], row["cvar95_high"])),
+            "–" if row["favours"] is None else "yes" if row["favours"] else "no",
+            Value(row["improves_return"], digits=2), Value(row["improves_cvar95"], digits=2),
+        ))  # fmt: skip
+    header = (
+        "Task", "Comparator", "BCPPO's mean pair", "Return difference", "CVaR@95 difference",
+        "Both intervals favour BCPPO", "P(better Return)", "P(lower CVaR@95)",
+    )  # fmt: skip
+    caption = (
+        "BCPPO less the comparator, paired by training seed, with 95 % percentile bootstrap intervals over the "
+        "pairs; not "
+        "corrected for two axes or many comparisons. P: share of all pairs of runs in which BCPPO's is better, "
+        "ties half."
+    )
+    return Table("comparisons", caption, header, tuple(lines))
+
+
+# --- renderings ---
+
+
+def to_markdown(table: Table) -> str:
+    def text(cell: str | Value) -> str:
+        body = _escape_markdown(cell) if isinstance(cell, str) else cell.text
+        body = f"**{body}**" if isinstance(cell, Value) and cell.bold and cell.mean is not None else body
+        return body + (f" <sup>{table.mark(cell)}</sup>" if table.mark(cell) else "")
+
+    lines = ["| " + " | ".join(map(_escape_markdown, table.header)) + " |", "|" + "---|" * len(table.header)]
+    lines += ["| " + " | ".join(map(text, row)) + " |" for row in table.rows]
+    notes = [f"<sup>{mark(number)}</sup> {_escape_markdown(note)}" for number, note in enumerate(table.notes)]
+    return "\n".join([*lines, "", table.caption, *(["", "<br>\n".join(notes)] if notes else [])]) + "\n"
+
+
+def _escape_markdown(text: str) -> str:
+    flat = re.sub(r"\s+", " ", text)
+    return re.sub(r"([\\`*_\[\]|#])", r"\\\1", flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+
+
+def to_latex(table: Table) -> str:
+    def text(cell: str | Value) -> str:
+        body = _escape_latex(cell if isinstance(cell, str) else cell.text)
+        body = f"\\textbf{{{body}}}" if isinstance(cell, Value) and cell.bold and cell.mean is not None else body
+        return body + (f"$^{{{table.mark(cell)}}}$" if table.mark(cell) else "")
+
+    texts = sum(all(isinstance(row[i], str) for row in table.rows) for i in range(len(table.header)))
+    head = " & ".join(f"\\textbf{{{_escape_latex(title)}}}" for title in table.header)
+    lines = [
+        f"\\begin{{tabular}}{{@{{}}{'l' * texts}{'c' * (len(table.header) - texts)}@{{}}}}",
+        "\\toprule",
+        head + " \\\\",
+    ]
+    lines.append("\\midrule")
+    for number, row in enumerate(table.rows):
+        lines.append(" & ".join(map(text, row)) + " \\\\")
+        if number in table.rules:
+            lines.append("\\addlinespace[1.5pt]")
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    notes = [f"$^{{{mark(number)}}}$ {_escape_latex(note)}." for number, note in enumerate(table.notes)]
+    return "\n".join([*lines, f"% {_escape_latex(table.caption)}", *notes]) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": r"\textminus{}", "λ": r"$\lambda$",
+    "σ": r"$\sigma$", "β": r"$\beta$", "κ": r"$\kappa$", "α": r"$\alpha$", ">": r"$>$", "<": r"$<$", "–": "--",
+    "\n": " ", "\r": " ",
+}  # fmt: skip
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def to_csv(table: Table) -> str:
+    """Numbers unrounded: each column of values becomes mean, spread (or the interval's ends) and note."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    kinds = [next((row[i] for row in table.rows if isinstance(row[i], Value)), "") for i in range(len(table.header))]
+    header: list[str] = []
+    for title, kind in zip(table.header, kinds):
+        if not isinstance(kind, Value):
+            header.append(title)
+        else:
+            ends = ["low", "high"] if kind.interval is not None else ["std"]
+            header += [title, *(f"{title} {end}" for end in ends), f"{title} note"]
+    writer.writerow(header)
+    above = ""
+    for row in table.rows:
+        above = row[0] if isinstance(row[0], str) and row[0] else above  # a group's name stands on its first row only
+        line: list[object] = []
+        for cell in (above, *row[1:]):
+            if isinstance(cell, str):
+                line.append(cell)
+            else:
+                line += [cell.mean, *(cell.interval if cell.interval is not None else [cell.std]), cell.note]
+        writer.writerow(line)
+    return buffer.getvalue()
+
+
+def as_frame(table: Table) -> pl.DataFrame:
+    return pl.read_csv(to_csv(table).encode())

@@ -1,0 +1,160 @@
+"""The process in which runs of a study take place: `python -m bcppo.study.child FOLDER ID…`.
+
+Every engine uses it, so that a run's bytes do not depend on the engine. It takes up each run where its folder says it
+is, and answers with a line of JSON a run on its standard output. It ends with whoever started it: when that process
+closes the child's standard input, or dies, the child is gone at once, and the lock on its run folder with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bcppo.errors import BcppoError
+from bcppo.records import FolderBusy
+from bcppo.study.folder import StudyFolder
+from bcppo.study.plan import Entry, Group
+
+PATIENCE = 120.0
+"""Seconds a run waits for its folder's lock: a process on a node that died may take a while to be gone."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt at a run ended."""
+
+    run: str
+    error: str
+    """One sentence, or empty where it went well."""
+    seconds: float
+
+
+# --- from outside ---
+
+
+class Child:
+    """A child process at work on a group of runs."""
+
+    def __init__(self, folder: Path, group: Group) -> None:
+        self.group = group
+        self._began = time.perf_counter()
+        self._log = folder / "runs" / f"{group[0]}.log"
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # A task 'module:function' is found there where it is found here.
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bcppo.study.child", str(folder), *group],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
+                start_new_session=True,  # an interrupt from the keyboard is for whoever started it
+            )  # fmt: skip
+
+    def fileno(self) -> int:
+        """Readable when the child has answered or ended, for `select`."""
+        return self.process.stdout.fileno()  # type: ignore[union-attr]
+
+    def wait(self) -> list[Outcome]:
+        answers = self.process.stdout.read()  # type: ignore[union-attr]
+        code = self.process.wait()
+        self._close()
+        seconds = time.perf_counter() - self._began
+        told = {row["run"]: Outcome(**row) for row in map(json.loads, answers.decode().splitlines())}
+        return [told.get(run, Outcome(run, _death(code, self._log), seconds)) for run in self.group]
+
+    def stop(self) -> None:
+        """End the child now; its runs go on from their checkpoints another time."""
+        self.process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            pipe.close()  # type: ignore[union-attr]
+        if self._log.exists() and self._log.stat().st_size == 0:
+            self._log.unlink()
+
+
+def run_group(folder: str, group: Group) -> list[Outcome]:
+    """A group of runs in a child of this process, to its end."""
+    return Child(Path(folder), group).wait()
+
+
+def _death(code: int, log: Path) -> str:
+    """Why a child ended that did not say so itself."""
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"The run's process was killed by {name}."
+    return f"The run's process ended with code {code} and no answer; {log} has what it printed."
+
+
+# --- inside ---
+
+
+def main(folder: str, group: Group) -> None:
+    # What an environment prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    study = StudyFolder(folder)
+    for name in group:
+        print(json.dumps(asdict(attempt(study, name))), file=answers, flush=True)
+
+
+def attempt(study: StudyFolder, name: str) -> Outcome:
+    """Work on a run to its end. An error that is no `BcppoError` also leaves its traceback in the log."""
+    began, sentence = time.perf_counter(), ""
+    try:
+        _train(study, study.study().by_id[name])
+    except BcppoError as error:
+        sentence = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        sentence = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Outcome(name, sentence, time.perf_counter() - began)
+
+
+def _train(study: StudyFolder, entry: Entry) -> None:
+    """Begin the run, or go on with it; wait where another process is still at work on it."""
+    from bcppo.run import resume, train
+
+    folder = study.run(entry.id)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if folder.exists:
+                study.check(entry)
+                resume(folder.path)
+            else:
+                folder.clear_unborn()
+                train(entry.config, method=entry.method, out=folder.path)
+            return
+        except FolderBusy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def _end_with_parent() -> None:
+    """A hard end is a clean one here: files are moved into place whole, and environments' processes end with this."""
+    os.read(0, 1)  # not sys.stdin: its lock, held here, would end the interpreter with a complaint
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], tuple(sys.argv[2:]))

@@ -1,0 +1,151 @@
+"""`bcppo study list`, `run` and `status`: parse and dispatch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from bcppo.errors import ConfigError, unknown_name
+from bcppo.study.engine import Engine, run_study
+from bcppo.study.folder import StudyFolder
+from bcppo.study.named import DESIGNS, find_study
+from bcppo.study.plan import StudyError
+from bcppo.study.status import look, summary, tables
+
+USAGE = """usage: bcppo study COMMAND …
+
+  list       the named studies
+  run        run what is missing of a study      bcppo study run main --out runs/main --workers 8
+  status     how far a study is                  bcppo study status runs/main
+
+`bcppo study COMMAND --help` says more. A study of your own: bcppo study run my-study.json --out runs/mine"""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Run what is missing of a study: finished runs are skipped, others go on from their checkpoints.
+
+    The same command again goes on. A folder holds one study; other seeds, tasks or methods of it are added to it.
+    """
+
+    study: Annotated[str, tyro.conf.Positional]
+    """A study's name (`bcppo study list`), or the path of a study.json."""
+    out: Path
+    """The study's folder."""
+    engine: Literal["local", "ray"] = "local"
+    """Where runs take place: processes on this machine, or tasks on a Ray cluster."""
+    workers: int | None = None
+    """Runs at once; the machine's cores where not given, or whatever an existing Ray cluster has room for."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds instead of the study's own; of a study from a file, those of its runs that have them."""
+    tasks: tuple[str, ...] | None = None
+    """Only these of the study's tasks."""
+    methods: tuple[str, ...] | None = None
+    """Only these of the study's methods."""
+    steps: int | None = None
+    """Environment steps a run, instead of the study's: another protocol, for trying things out."""
+    device: Literal["cpu", "cuda", "auto"] | None = None
+    """Where learners compute, instead of what the study says."""
+    attempts: int = 3
+    """How often a run is tried before this command gives it up; a later one tries again."""
+    address: str | None = None
+    """Ray: the address of a cluster that is there (host:port, or auto); a fresh one is started where not given."""
+    cpus_per_run: float | None = None
+    """Ray: CPUs a run is counted as; 1 where not given."""
+    gpus_per_run: float | None = None
+    """Ray: GPUs a run is counted as, may be a part of one; 0 where not given."""
+
+
+@dataclass(frozen=True)
+class _Status:
+    """How far a study is: done, running, failed and why, and the time left."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The study's folder."""
+
+
+def study(arguments: list[str]) -> None:
+    """`bcppo study …`"""
+    commands = {"list": _list, "run": _run, "status": _status}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    if arguments[0] not in commands:
+        raise unknown_name("command", f"study {arguments[0]}", [f"study {name}" for name in commands])
+    commands[arguments[0]](arguments[1:])
+
+
+def _list(arguments: list[str]) -> None:
+    if arguments and arguments[0] not in ("-h", "--help"):
+        raise ConfigError(f"`bcppo study list` takes no arguments, but {' '.join(arguments)} was given.")
+    from rich.table import Table
+
+    table = Table(title="Studies: tasks × methods or variants × seeds")
+    for title in ("study", "what", "tasks", "methods and variants", "seeds", "steps"):
+        table.add_column(title)
+    table.add_column("runs", justify="right")
+    for design in DESIGNS.values():
+        arms = ", ".join(f"{arm.method}: {arm.variant}" if arm.variant else arm.method for arm in design.arms)
+        steps = f"{design.settings['steps']:,}" if "steps" in design.settings else "preset"
+        seeds = " ".join(map(str, design.seeds))
+        table.add_row(design.name, design.title, ", ".join(design.tasks), arms, seeds, steps, str(design.size))
+    _print(table)
+
+
+def _run(arguments: list[str]) -> None:
+    options = tyro.cli(_Run, args=arguments, prog="bcppo study run")
+    for_ray = {name: getattr(options, name) for name in ("address", "cpus_per_run", "gpus_per_run")}
+    for_ray = {name: value for name, value in for_ray.items() if value is not None}
+    if for_ray and options.engine != "ray":
+        raise ConfigError(f"--{next(iter(for_ray)).replace('_', '-')} is for --engine ray.")
+    asked = find_study(
+        options.study, seeds=options.seeds, steps=options.steps, tasks=options.tasks, methods=options.methods,
+        device=options.device,
+    )  # fmt: skip
+    folder = StudyFolder(options.out)
+    folder.adopt(asked)
+    try:
+        with folder.locked():
+            engine = _engine(options, folder, for_ray)
+            lost = run_study(folder, asked, engine, attempts=options.attempts, say=_say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from the last checkpoints.")
+        raise SystemExit(130) from None
+    _say(summary(look(folder)))
+    if lost:
+        raise StudyError(
+            f"{len(lost)} of {len(asked.runs)} runs failed; `bcppo study status {options.out}` says why, and the same "
+            "command tries again."
+        )
+
+
+def _engine(options: _Run, folder: StudyFolder, for_ray: dict[str, Any]) -> Engine:
+    if options.engine == "ray":
+        from bcppo.study.ray_cluster import RayEngine
+
+        return RayEngine(folder, options.workers, say=_say, **for_ray)
+    from bcppo.study.local import LocalEngine
+
+    return LocalEngine(folder, options.workers)
+
+
+def _status(arguments: list[str]) -> None:
+    options = tyro.cli(_Status, args=arguments, prog="bcppo study status")
+    folder = StudyFolder(options.folder)
+    for table in tables(folder, look(folder)):
+        _print(table)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _print(table: Any) -> None:
+    """Tables go to files and pipes whole; a terminal may have to shorten them."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

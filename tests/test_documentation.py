@@ -1,0 +1,59 @@
+"""What the documentation prints, runs; what it names, exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAPER_LABELS = (
+    "eq:cvar_general", "eq:bachelier", "eq:mu", "eq:sigma", "eq:strike", "eq:bachelier_penalty",
+    "eq:bachelier_simplified", "eq:effective_beta", "eq:td_target", "eq:critic_loss", "eq:hybrid_advantage",
+    "eq:ppo_loss", "eq:pid", "eq:cost_wrapper", "alg:bcppo",
+)  # fmt: skip
+
+
+def blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_tutorial_runs_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("own-environment.md")
+    exec(compile(code, "docs/own-environment.md", "exec"), {"__name__": "tutorial"})
+    cost, deployed = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"mean cost per step 0\.\d{3}, limit 0\.05", cost)
+    assert deployed == "0.05 mean cost per step (1,)"
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(label, file, function) of every row of the table of equations."""
+    text = (DOCS / "equations.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `((?:eq|alg):\w+)` \|.*\| `([\w/]+\.py)` `([\w.]+)` \|", text, flags=re.MULTILINE)
+
+
+def docstring(file: str, dotted: str) -> str:
+    """The docstring of a function, class or method, read from the source."""
+    node: ast.AST = ast.parse((ROOT / "src" / "bcppo" / file).read_text(encoding="utf-8"))
+    for name in dotted.split("."):
+        (node,) = [child for child in node.body if getattr(child, "name", None) == name]  # type: ignore[attr-defined]
+    return ast.get_docstring(node) or ""  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("label", "file", "function"), rows())
+def test_every_equation_s_function_exists_and_names_it(label, file, function):
+    assert re.search(rf"{label}\b", docstring(file, function))
+
+
+def test_every_equation_of_the_method_is_in_the_table():
+    assert set(PAPER_LABELS) <= {label for label, _, _ in rows()}
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
