@@ -215,11 +215,22 @@ class RemoteCollector:
         self._in_lockstep = self._awaits_step = False
         self._count = 0  # of the steps asked for in shared memory, ever
         self._number = worker.host(self)
-        self._ask(self._made | self._stream_states())
-        header, bounds = self._answer()
-        self.spaces = header["observation"], bounds["low"], bounds["high"]
-        self.observation = bounds["current"]
-        self._episode_seed = header["episode_seed"]
+        self._spaces: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._began = self._stream_states()
+        self._ask(self._made | self._began)
+
+    @property
+    def spaces(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """(observation width, lowest action, highest action). Asked first, so that others are made meanwhile."""
+        if self._spaces is None:
+            since = self._stream_states()
+            header, bounds = self._answer()
+            if since != self._began:  # streams that were put back meanwhile stay so
+                self._set_streams(since)
+            self._spaces = header["observation"], bounds["low"], bounds["high"]
+            self.observation = bounds["current"]
+            self._episode_seed = header["episode_seed"]
+        return self._spaces
 
     def ready(self) -> bool:
         if self._awaits_step:
@@ -258,11 +269,13 @@ class RemoteCollector:
 
     def state(self) -> tuple[int, np.ndarray]:
         """The unfinished episode: its seed and the actions taken so far [n, act]."""
-        empty = np.zeros((0, len(self.spaces[1])), np.float32)
+        _, low, _ = self.spaces
+        empty = np.zeros((0, len(low)), np.float32)
         return self._episode_seed, np.concatenate([empty, *self._actions])
 
     def restore(self, seed: int, actions: np.ndarray) -> None:
         """Rebuild an unfinished episode by taking its actions again."""
+        _ = self.spaces  # what was asked first is answered first
         self._episode_seed, self._actions = seed, [np.asarray(actions, np.float32)]
         self._ask(*self._restoring())
         self.observation = self._answer()[1]["current"]
@@ -383,8 +396,11 @@ class RemoteCollector:
     def _answer(self) -> tuple[dict[str, Any], Arrays]:
         answer = self.worker.receive(self._number)
         self._asked = None
-        self._seeds.bit_generator.state, self._noise.bit_generator.state = answer[0]["seeds"], answer[0]["noise"]
+        self._set_streams(answer[0])
         return answer
+
+    def _set_streams(self, states: Mapping[str, Any]) -> None:
+        self._seeds.bit_generator.state, self._noise.bit_generator.state = states["seeds"], states["noise"]
 
 
 def crowded() -> bool:
