@@ -32,7 +32,7 @@ from bcppo.watch import FleetWatch
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
 """How long a step of a task takes, roughly: for sharing environments out among workers."""
 
-TURNS = int(os.environ.get("BCPPO_TURNS", "2"))
+TURNS = 3
 """Parts into which runs that could all share a stack are divided, to take turns."""
 
 _SHAPING = (
