@@ -200,12 +200,15 @@ def plot(rows: list[dict], path: Path) -> None:
         sizes = [row["runs"] for row in own]
         left.plot(sizes, [row["seconds_per_million"] / row["runs"] for row in own], marker="o", label=task)
         right.plot(sizes, [row["resident_megabytes"] / row["runs"] for row in own], marker="o", label=task)
-    left.set_ylabel("seconds a million steps, per run")
-    right.set_ylabel("resident MB per run (learner and workers)")
+    left.set_title("seconds for a million steps, per run", fontsize=10)
+    right.set_title("resident MB per run, learner and workers", fontsize=10)
     for axis in (left, right):
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlabel("runs in the fleet")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter("{x:g}")
+        axis.grid(alpha=0.3, which="both")
         axis.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
