@@ -14,10 +14,11 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from bcppo.errors import BcppoError
+from bcppo.records import FolderBusy
 from bcppo.watch import Watch, facts
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 """How often a run whose process is killed is taken up."""
+_PATIENCE = 60.0
+"""Seconds to wait for a folder in which the process of a killed fleet is still at work: it ends when it next speaks."""
 _INTERVAL = 0.5
 """Seconds between a run's reports."""
 
@@ -94,12 +97,21 @@ class _Telling(Watch):
 def main(folder: str) -> int:
     from bcppo.run import resume
 
-    try:
-        resume(folder, watch=_Telling())
-    except BcppoError as error:
-        print(json.dumps({"warning": str(error)}), flush=True)
-        return 2
-    return 0
+    patience = monotonic() + _PATIENCE
+    while True:
+        try:
+            resume(folder, watch=_Telling())
+            return 0
+        except FolderBusy as error:
+            if monotonic() > patience:
+                print(json.dumps({"warning": str(error)}), flush=True)
+                return 2
+            sleep(0.5)
+        except BcppoError as error:
+            print(json.dumps({"warning": str(error)}), flush=True)
+            return 2
+        except BrokenPipeError:  # whoever was listening is gone; the run goes on from its checkpoint when asked again
+            return 3
 
 
 if __name__ == "__main__":
