@@ -172,7 +172,7 @@ def _train_stacked(members: Sequence[Member], count: int, python: str | None, wa
         for worker in workers:
             ends.callback(worker.close)
         fleet = _Fleet(workers, watch)
-        stacks = _stacks([fleet.open(member) for member in members])
+        stacks = _stacks(fleet.settled([fleet.open(member) for member in members]))
         # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
         if len(stacks) == 1 and not METHODS[members[0].method].off_policy:
             stacks = [part for first in range(TURNS) if (part := stacks[0][first::TURNS])]
@@ -207,6 +207,19 @@ class _Fleet:
             self._load[least] += STEP_COSTS.get(member.config.task, 1.0) / member.config.num_envs
             hosts.append(self._workers[least])
         return Run(member.method, member.config, member.folder, hosts=hosts)
+
+    def settled(self, runs: Sequence[Run]) -> list[Run]:
+        """Those whose environments could be made; the others are left with the reason."""
+        made = []
+        for run in runs:
+            try:
+                _ = run.widths
+            except BcppoError as error:
+                leave([run], FAILED, str(error))
+                self._watch.warn(f"{run.folder.path.name}: {error}")
+            else:
+                made.append(run)
+        return made
 
     def launch(self, runs: Sequence[Run]) -> None:
         trainer = Trainer(runs, self._watch)

@@ -12,6 +12,7 @@ from tiny_studies import MENDED, HereEngine, plain_results, stored, study_result
 from bcppo.errors import BcppoError
 from bcppo.run import train
 from bcppo.study.engine import run_study
+from bcppo.study.fleets import FleetEngine
 from bcppo.study.folder import StudyFolder
 from bcppo.study.local import LocalEngine
 from bcppo.study.plan import study_from_json
@@ -163,3 +164,21 @@ def test_planning_and_looking_need_neither_torch_nor_ray() -> None:
     imported = modules_after("import bcppo.study.status\nfrom bcppo.cli import main\nmain(['study', 'list'])")
     assert "bcppo" in imported
     assert imported.isdisjoint(("torch", "ray", "mujoco"))
+
+
+def test_a_study_as_one_fleet_ends_with_the_bytes_of_plain_training(tmp_path: Path) -> None:
+    """As with --device cuda, here on the CPU; one of its environments cannot be made."""
+    whole = {"rollout": 32, "minibatch": 16, "steps": 64}  # a minibatch of a multiple of 16 rows: equal to the bit
+    good = [tiny_run(method=method, seed=seed, **whole) for method in ("bcppo", "cppo") for seed in (0, 1)]
+    folder = made(tmp_path, *good, tiny_run(task="tiny_studies:nowhere", **whole))
+    said: list[str] = []
+    engine = FleetEngine(folder, folder.study().runs, workers=2, device="cpu")
+    lost = run_study(folder, folder.study(), engine, attempts=2, say=said.append)
+    assert lost == ["tiny_studies-nowhere-bcppo-seed0"]
+    assert [failure["error"] for failure in folder.failures(lost[0])] == 2 * [
+        "The module 'tiny_studies' has no function 'nowhere' to make the environment with."
+    ]
+    found = study_results(folder.path)
+    expected = plain_results(study_from_json(stored(*good)), tmp_path / "plain")
+    assert {run: found[run] for run in expected} == expected
+    assert len(expected) == 4

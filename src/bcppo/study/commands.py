@@ -13,7 +13,7 @@ from bcppo.errors import ConfigError, unknown_name
 from bcppo.study.engine import Engine, run_study
 from bcppo.study.folder import StudyFolder
 from bcppo.study.named import DESIGNS, find_study
-from bcppo.study.plan import StudyError
+from bcppo.study.plan import Study, StudyError
 from bcppo.study.status import look, summary, tables
 
 USAGE = """usage: bcppo study COMMAND …
@@ -37,7 +37,7 @@ class _Run:
     out: Path
     """The study's folder."""
     engine: Literal["local", "ray"] = "local"
-    """Where runs take place: processes on this machine, or tasks on a Ray cluster."""
+    """Where runs take place: this machine (processes, or with --device cuda one fleet), or tasks on a Ray cluster."""
     workers: int | None = None
     """Runs at once; the machine's cores where not given, or whatever an existing Ray cluster has room for."""
     seeds: tuple[int, ...] | None = None
@@ -110,7 +110,7 @@ def _run(arguments: list[str]) -> None:
     folder.adopt(asked)
     try:
         with folder.locked():
-            engine = _engine(options, folder, for_ray)
+            engine = _engine(options, folder, asked, for_ray)
             lost = run_study(folder, asked, engine, attempts=options.attempts, say=_say)
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from the last checkpoints.")
@@ -123,11 +123,18 @@ def _run(arguments: list[str]) -> None:
         )
 
 
-def _engine(options: _Run, folder: StudyFolder, for_ray: dict[str, Any]) -> Engine:
+def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str, Any]) -> Engine:
     if options.engine == "ray":
         from bcppo.study.ray_cluster import RayEngine
 
         return RayEngine(folder, options.workers, say=_say, **for_ray)
+    if options.device in ("cuda", "auto"):
+        from bcppo.run import resolve_device
+
+        if resolve_device(options.device).type == "cuda":
+            from bcppo.study.fleets import FleetEngine
+
+            return FleetEngine(folder, asked.runs, options.workers)
     from bcppo.study.local import LocalEngine
 
     return LocalEngine(folder, options.workers)
