@@ -74,13 +74,15 @@ def test_the_settings_of_a_sweep_share_a_stack(tmp_path: Path, monkeypatch: pyte
     changes = ["beta=0.1,5.0", "learning_rate=1e-3", "proportional_gain=0.3"]
     runs = [(m, c) for m, c in vary(["bcppo"], ["hopper"], [0], changes)]
     assert [(c.beta, c.learning_rate) for _, c in runs] == [(0.1, 1e-3), (5.0, 1e-3)]
-    sweep = [small("bcppo", 0, beta=beta, alpha=alpha) for beta, alpha in ((0.1, 0.9), (5.0, 0.95), (0.0, 0.99))]
+    sweep = [
+        small("bcppo", 0, beta=beta, alpha=alpha) for beta, alpha in ((0.1, 0.9), (5.0, 0.95), (0.0, 0.99), (1.0, 0.9))
+    ]
     sizes = []
     monkeypatch.setattr("bcppo.fleet.Trainer", lambda runs, watch: sizes.append(len(runs)) or Trainer(runs, watch))
     from bcppo.run import Trainer
 
     folders = train_fleet(sweep, out=tmp_path / "fleet", workers=1, stacked=True)
-    assert sizes == [2, 1]  # two halves of one stack
+    assert sizes == [2, 1, 1]  # one stack in parts that take turns
     for index, (method, config) in enumerate(sweep):
         single = train(config, method=method, out=tmp_path / f"single{index}")
         assert results(single.path) == results(folders[index].path)
