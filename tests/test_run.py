@@ -227,6 +227,7 @@ def test_environment_processes_import_no_torch(tmp_path: Path) -> None:
         assert len(run.collectors) == 2
         for collector in run.collectors:
             assert isinstance(collector, RemoteCollector)
+            assert collector.spaces[0] == 11  # so it is made by now
             loaded = Path(f"/proc/{collector.worker.pid}/maps").read_text()
             assert "libmujoco" in loaded
             assert "torch" not in loaded
