@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -35,6 +36,8 @@ USAGE = """usage: bcppo COMMAND …
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 when it went well, 2 for an error the user can put right."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a task 'module:function' is looked for here, as `python -m` would
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     commands = {
@@ -60,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; `bcppo resume FOLDER` goes on from the last checkpoint.", file=sys.stderr)
+        again = "`bcppo resume FOLDER`, or the same command of a fleet or a study, goes on from the last checkpoint."
+        print(f"interrupted; {again}", file=sys.stderr)
         return 130
     return 0
 

@@ -35,4 +35,5 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     names = sorted(known)
     near = get_close_matches(str(name).lower(), names, n=1, cutoff=0.4)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return ConfigError(f"There is no {kind} named '{name}'; the {kind}s are {', '.join(names)}.{hint}")
+    kinds = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return ConfigError(f"There is no {kind} named '{name}'; the {kinds} are {', '.join(names)}.{hint}")

@@ -13,7 +13,7 @@ from bcppo.episodes import Episode, evaluate_policy
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import load_policy
-from bcppo.records import RunFolder
+from bcppo.records import DIVERGED, RunFolder
 from bcppo.rollout import MakeEnv
 from bcppo.worker import environment_factory, own_environment
 
@@ -33,7 +33,9 @@ def evaluate(
     run = RunFolder(folder)
     _, config = run.load_config(CONFIGS)
     if not (run / "policy.safetensors").exists():
-        raise BcppoError(f"The run in {run.path} has left no policy yet ({run.status()['state']}).")
+        state = run.status()["state"]
+        again = "" if state == DIVERGED else f"; if it was stopped, `bcppo resume {run.path}` goes on with it"
+        raise BcppoError(f"The run in {run.path} has left no policy yet ({state}){again}.")
     limit = config.cost_limit_rate
     env = (own_environment(make_env, limit) if make_env else environment_factory(config.task, limit))()
     seeds = range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + episodes)

@@ -27,6 +27,8 @@ from bcppo.lanes import train_in_lanes
 from bcppo.pool import Worker, wait
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
 from bcppo.run import Run, Trainer, leave, make_config, resolve_device
+from bcppo.tasks import looks_like_an_id
+from bcppo.tasks.table import TASKS
 from bcppo.watch import FleetWatch
 
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
@@ -84,6 +86,8 @@ def train_fleet(
     count = workers or (2 * cores if stacked else cores)
     if count < 1:
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
+    if worker_python and not stacked:
+        raise ConfigError("worker_python is for the workers of stacked learners; without a GPU each run has a process.")
     note = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
     members = _prepare(runs, Path(out), names or name_runs(runs), where.type, note)
     unfinished = [member for member in members if member.folder.status()["state"] not in (FINISHED, DIVERGED)]
@@ -98,7 +102,7 @@ def train_fleet(
 
 
 def vary(
-    methods: Iterable[str], tasks: Iterable[str], seeds: Iterable[int], changes: Iterable[str]
+    methods: Iterable[str], tasks: Sequence[str], seeds: Iterable[int], changes: Iterable[str]
 ) -> list[tuple[str, RunConfig]]:
     """Every method on every task with every seed and, of changes such as 'beta=0.1,0.2', every combination."""
     named = []
@@ -107,6 +111,9 @@ def vary(
         if not (name and equals and values):
             raise ConfigError(f"A change of settings is NAME=VALUE or NAME=VALUE,VALUE,…, but '{change}' was given.")
         named.append([(name.replace("-", "_"), _literal(value)) for value in values.split(",")])
+    for task in tasks:
+        if task not in TASKS and not looks_like_an_id(task):
+            raise unknown_name("task", task, TASKS)
     combinations = [dict(choice) for choice in product(*named)]
     return [
         (method, make_config(method, task, seed=seed, **choice))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -115,4 +116,6 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
+    # An interrupt from the keyboard goes to the parent too, which decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(main(sys.argv[1]))

@@ -233,7 +233,7 @@ def _facts(row: dict[str, float], run: Run) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
+    minutes, seconds = divmod(max(0, int(seconds)), 60)  # the last rollout may go beyond the steps asked for
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 

@@ -53,7 +53,7 @@ def make_task(
 
             env = QUICK[known.env_id](env, known.horizon)
         return RareEventCost(env, known)
-    if isinstance(task, str) and task not in gymnasium.registry and not _looks_like_an_id(task):
+    if isinstance(task, str) and task not in gymnasium.registry and not looks_like_an_id(task):
         raise unknown_name("task", task, TASKS)
     own: Any = _make(task, options) if isinstance(task, str) else task
     if not isinstance(own, gymnasium.Env):
@@ -65,7 +65,8 @@ def make_task(
     return OwnCost(own, cost_limit_rate, cost)
 
 
-def _looks_like_an_id(name: str) -> bool:
+def looks_like_an_id(name: str) -> bool:
+    """Whether a task that is none of the paper's may be an environment's id, or 'module:function'."""
     return "/" in name or ":" in name or name.rpartition("-v")[2].isdigit()
 
 
