@@ -205,7 +205,8 @@ def _diagnose(arguments: list[str]) -> None:
     options = tyro.cli(flags.Diagnose, args=arguments, prog="bcppo diagnose")
     from bcppo.diagnostics.drive import diagnose
 
-    print(diagnose(options.name, options.runs, options.out, device=options.device, jobs=options.jobs))
+    limits = {"jobs": options.jobs, "max_updates": options.max_updates}
+    print(diagnose(options.name, options.runs, options.out, device=options.device, **limits))
 
 
 def _report(arguments: list[str]) -> None:

@@ -158,5 +158,7 @@ class Diagnose:
     """Folder for rows, tables and plots; each diagnostic gets a folder in it."""
     device: str = "cpu"
     """Where critics are retrained: cpu or cuda."""
+    max_updates: int = 0
+    """Of coverage and target-noise: updates after which retraining ends in any case; 0 for 6,000."""
     jobs: int = 1
     """Of 'all': diagnostics to run at a time, each in a process of its own."""

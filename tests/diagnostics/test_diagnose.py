@@ -220,7 +220,7 @@ def test_one_that_fails_takes_no_other_with_it(runs: Path, tmp_path: Path, monke
 
 @pytest.mark.full
 def test_all_diagnostics_run_over_a_folder_of_runs(runs: Path, tmp_path: Path) -> None:
-    assert main(["diagnose", "all", str(runs), "--out", str(tmp_path), "--jobs", "2"]) == 0
+    assert main(["diagnose", "all", str(runs), "--out", str(tmp_path), "--jobs", "2", "--max-updates", "50"]) == 0
     made = {path.parent.name for path in tmp_path.glob("*/report.md")}
     expected = {
         "multiplier",

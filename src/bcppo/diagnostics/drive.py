@@ -18,15 +18,22 @@ from bcppo.errors import BcppoError, unknown_name
 ALL = "all"
 
 
-def diagnose(name: str, runs: Sequence[str | Path], out: str | Path, *, device: str = "cpu", jobs: int = 1) -> str:
+RETRAINED = ("coverage", "target-noise")
+"""Diagnostics that train critics anew, for as long as it takes or for so many updates at most."""
+
+
+def diagnose(
+    name: str, runs: Sequence[str | Path], out: str | Path, *, device: str = "cpu", jobs: int = 1, max_updates: int = 0
+) -> str:
     """Run a diagnostic, or all, over run folders (or folders of them) into `out`/NAME; returns the report's text."""
     if name not in (*SUMMARIES, ALL):
         raise unknown_name("diagnostic", name, [*SUMMARIES, ALL])
     if name == ALL:
-        return _diagnose_all(runs, Path(out), device, jobs)
+        return _diagnose_all(runs, Path(out), jobs, ["--device", device, "--max-updates", str(max_updates)])
     module = name.replace("-", "_")
     folder = Path(out) / name
-    measured = import_module(f"bcppo.diagnostics.measure.{module}").measure(find_runs(runs), device)
+    limit = {"max_updates": max_updates} if name in RETRAINED else {}
+    measured = import_module(f"bcppo.diagnostics.measure.{module}").measure(find_runs(runs), device, **limit)
     save(folder, measured)
     return read_again(name, out)
 
@@ -39,13 +46,13 @@ def read_again(name: str, out: str | Path) -> str:
     return write_report(folder, report, measured)
 
 
-def _diagnose_all(runs: Sequence[str | Path], out: Path, device: str, jobs: int) -> str:
+def _diagnose_all(runs: Sequence[str | Path], out: Path, jobs: int, options: Sequence[str]) -> str:
     """Each diagnostic in a process of its own, `jobs` at a time; one that fails takes no other with it."""
     find_runs(runs)  # what is wrong with the folders is said once
 
     def one(name: str) -> tuple[str, str | None]:
         command = [sys.executable, "-m", "bcppo", "diagnose", name, *map(str, runs), "--out", str(out)]
-        done = subprocess.run([*command, "--device", device], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
         lines = done.stderr.strip().splitlines()
         return name, None if done.returncode == 0 else (lines[-1] if lines else f"it ended with code {done.returncode}")
 

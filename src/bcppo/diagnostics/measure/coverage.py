@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,8 +53,8 @@ class Prepared:
     targets: dict[str, np.ndarray]  # [T], discounted
 
 
-def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
-    return measure_conditions(runs, CONDITIONS, "coverage", device=device)
+def measure(runs: Sequence[Found], device: str = "cpu", max_updates: int = 0) -> Measured:
+    return measure_conditions(runs, CONDITIONS, "coverage", device=device, max_updates=max_updates)
 
 
 def measure_conditions(
@@ -63,6 +63,7 @@ def measure_conditions(
     statistic: str,
     *,
     device: str,
+    max_updates: int = 0,
     schedule: Schedule | None = None,
     train: Callable[[Sequence[Policy], Sequence[Fit], Schedule, str], Retrained] = retrain,
 ) -> Measured:
@@ -82,6 +83,7 @@ def measure_conditions(
     if not prepared:
         return Measured(tables, not_eligible)
     schedule = schedule or Schedule(members=prepared[0].checkpoint.config.members)
+    schedule = replace(schedule, max_updates=max_updates or schedule.max_updates)
     fits = [make_fit(place, one, condition) for place, one in enumerate(prepared) for condition in conditions]
     result = train([one.policy for one in prepared], fits, schedule, device)
     labels = [(one, condition) for one in prepared for condition in conditions]

@@ -22,5 +22,5 @@ CONDITIONS = [
 ]
 
 
-def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
-    return measure_conditions(runs, CONDITIONS, "target noise", device=device)
+def measure(runs: Sequence[Found], device: str = "cpu", max_updates: int = 0) -> Measured:
+    return measure_conditions(runs, CONDITIONS, "target noise", device=device, max_updates=max_updates)
