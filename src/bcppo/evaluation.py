@@ -32,10 +32,7 @@ def evaluate(
         raise ConfigError(f"An evaluation needs at least 1 episode, but {episodes} were asked for.")
     run = RunFolder(folder)
     _, config = run.load_config(CONFIGS)
-    if not (run / "policy.safetensors").exists():
-        state = run.status()["state"]
-        again = "" if state == DIVERGED else f"; if it was stopped, `bcppo resume {run.path}` goes on with it"
-        raise BcppoError(f"The run in {run.path} has left no policy yet ({state}){again}.")
+    require_policy(run)
     limit = config.cost_limit_rate
     env = (own_environment(make_env, limit) if make_env else environment_factory(config.task, limit))()
     seeds = range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + episodes)
@@ -43,6 +40,14 @@ def evaluate(
         return evaluate_policy(load_policy(run / "policy.safetensors"), env, seeds, stochastic=stochastic)
     finally:
         env.close()
+
+
+def require_policy(run: RunFolder) -> None:
+    """Refuse a run that has left no policy, and say how it can go on."""
+    if not (run / "policy.safetensors").exists():
+        state = run.status()["state"]
+        again = "" if state == DIVERGED else f"; if it was stopped, `bcppo resume {run.path}` goes on with it"
+        raise BcppoError(f"The run in {run.path} has left no policy yet ({state}){again}.")
 
 
 def summarize(episodes: Sequence[Episode], limit_rate: float) -> dict[str, float]:

@@ -10,8 +10,8 @@ import gymnasium
 from bcppo.algorithms import CONFIGS
 from bcppo.config import RunConfig
 from bcppo.errors import BcppoError
-from bcppo.evaluation import Episode
-from bcppo.records import DIVERGED, RunFolder, read_json
+from bcppo.evaluation import Episode, require_policy
+from bcppo.records import RunFolder, read_json
 from bcppo.rollout import MakeEnv
 from bcppo.worker import environment_factory, own_environment
 
@@ -26,10 +26,7 @@ def open_finished_run(folder: str | Path) -> tuple[RunFolder, str, RunConfig]:
     """(folder, method, config) of a run that has left a policy."""
     run = RunFolder(folder)
     method, config = run.load_config(CONFIGS)
-    if not (run / "policy.safetensors").exists():
-        state = run.status()["state"]
-        again = "" if state == DIVERGED else f"; if it was stopped, `bcppo resume {run.path}` goes on with it"
-        raise BcppoError(f"The run in {run.path} has left no policy yet ({state}){again}.")
+    require_policy(run)
     return run, method, config
 
 
