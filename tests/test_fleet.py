@@ -121,6 +121,16 @@ class Stop(FleetWatch):
             raise KeyboardInterrupt
 
 
+class Seen(FleetWatch):
+    """Remembers the steps at which it was told of a run."""
+
+    steps: tuple[int, ...] = ()
+
+    def update(self, run: Run) -> None:
+        super().update(run)
+        self.steps += (run.step,)
+
+
 def test_a_fleet_goes_on_alone_or_in_another_fleet(alone: dict[str, dict], tmp_path: Path) -> None:
     runs = [small("bcppo", seed) for seed in (0, 1, 2)]
     with pytest.raises(KeyboardInterrupt):
@@ -128,7 +138,9 @@ def test_a_fleet_goes_on_alone_or_in_another_fleet(alone: dict[str, dict], tmp_p
     states = {name: RunFolder(tmp_path / name).status()["state"] for name in name_runs(runs)}
     assert "running" in states.values()
     resume(tmp_path / name_runs(runs)[0])
-    check(train_fleet(runs[:2], out=tmp_path, workers=1, stacked=True), alone)
+    seen = Seen(bar=False)
+    check(train_fleet(runs[:2], out=tmp_path, workers=1, stacked=True, watch=seen), alone)
+    assert min(seen.steps) > 128, "it began anew instead of going on"  # checkpoints are every 128 steps
     check(train_fleet(runs, out=tmp_path, workers=2, stacked=False), alone)
 
 
