@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -197,29 +198,32 @@ def test_a_worker_leaves_no_shared_memory_behind() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("stacked", [True, False])
-def test_a_whole_fleet_killed_again_and_again_ends_the_same(
-    stacked: bool, alone: dict[str, dict], tmp_path: Path
-) -> None:
-    """SIGKILL to the learner alone, or to it and all its workers or lanes, at arbitrary moments."""
-    runs = [small(method, seed) for method in METHODS for seed in (0, 1, 2)]
+def test_a_whole_fleet_killed_again_and_again_ends_the_same(stacked: bool, tmp_path: Path) -> None:
+    """SIGKILL to the learner alone, or to it and all its workers or lanes: before there is any checkpoint, then some
+    moments after each life's first."""
+    runs = [small(method, seed, steps=2048) for method in METHODS for seed in (0, 1, 2)]
+    fleet = tmp_path / "fleet"
     code = (
         "from test_fleet import *\n"
-        "runs = [small(method, seed) for method in METHODS for seed in (0, 1, 2)]\n"
-        f"train_fleet(runs, out={str(tmp_path)!r}, workers=2, stacked={stacked})\n"
+        "runs = [small(method, seed, steps=2048) for method in METHODS for seed in (0, 1, 2)]\n"
+        f"train_fleet(runs, out={str(fleet)!r}, workers=2, stacked={stacked})\n"
     )
     path = {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part), "OMP_NUM_THREADS": "1"}
-    kills = 0
-    for attempt in range(12):
+    moments = random.Random(0)
+
+    def checkpoints() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in fleet.glob("*/checkpoint.safetensors")}
+
+    for life in range(5):
+        before = checkpoints()
         process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | path, start_new_session=True)
-        try:
-            process.wait(timeout=4 + 1.5 * attempt)
-        except subprocess.TimeoutExpired:
-            (os.kill if attempt % 2 else os.killpg)(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-            time.sleep(0.2)
-            continue
-        assert process.returncode == 0
-        break
-    assert kills >= 2, "it was over before it could be killed"
-    check(train_fleet(runs, out=tmp_path, workers=2, stacked=stacked), alone)
+        while not (list(fleet.glob("*/config.json")) if life == 0 else checkpoints() != before):
+            assert process.poll() is None, "it was over before it could be killed"
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0.0, 0.1))
+        (os.kill if life % 2 else os.killpg)(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
+        time.sleep(0.2)
+    folders = train_fleet(runs, out=fleet, workers=2, stacked=stacked)
+    for folder, (method, config) in zip(folders, runs):
+        assert results(train(config, method=method, out=tmp_path / folder.path.name).path) == results(folder.path)

@@ -154,10 +154,19 @@ def test_killed_with_two_environment_processes(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
+    """Whether a process has a thread left: while one of them ends, its files stay open and its locks held."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads(pid)]
+    except (FileNotFoundError, ProcessLookupError):  # a thread ended in between
+        return bool(threads(pid))
+    return any(state not in "ZX" for state in states)
+
+
+def threads(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return []
 
 
 # --- every single moment ---

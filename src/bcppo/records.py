@@ -152,6 +152,11 @@ def read_rows(path: Path) -> dict[str, list]:
         raise FolderError(f"{path} cannot be read: {reason}.") from error
 
 
+def _is_part(path: Path) -> bool:
+    """Whether it is a file of `write_atomically`'s that never became whole."""
+    return path.name.startswith(".") and path.suffix == ".part"
+
+
 def _is_whole(path: Path) -> bool:
     try:
         read_tensors(path)
@@ -184,18 +189,16 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if any(self.path.iterdir()):
-                raise FolderError(f"{self.path} already holds other files; choose another folder.")
         except OSError as error:
             raise FolderError(f"The folder {self.path} cannot be made: {error.strerror}.") from error
-        write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
-        write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
-
-    def clear_unborn(self) -> None:
-        """Take away what `create` leaves where it is killed before there is a config.json, and so a run."""
-        if not self.exists and self.path.is_dir():
-            for path in (self / "provenance.json", *self.path.glob(".*.part")):
-                path.unlink(missing_ok=True)
+        with self.locked():
+            found = list(self.path.iterdir())
+            if not all(path.name == "provenance.json" or _is_part(path) for path in found):
+                raise FolderError(f"{self.path} already holds other files; choose another folder.")
+            for path in found:  # what this leaves where it is killed before there is a config.json, and so a run
+                path.unlink()
+            write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
+            write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -52,9 +52,14 @@ class Driver:
 
 
 def gone(pids: list[int]) -> None:
+    until(lambda: not any(alive(pid) for pid in pids), "a child outlived the command")
+
+
+def until(holds: Callable[[], bool], otherwise: str = "it did not become so") -> None:
+    """Something holds soon: a killed process's locks may outlast what is seen of it by a moment."""
     deadline = time.monotonic() + 20
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a child outlived the command"
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.01)
 
 
@@ -97,7 +102,7 @@ def test_the_whole_command_killed_or_interrupted_leaves_no_child_and_goes_on(kil
     assert driver.process.returncode == (130 if kill == signal.SIGINT else -kill)
     assert kill == signal.SIGKILL or said.endswith("interrupted; the same command goes on from the last checkpoints.\n")
     gone(children)
-    assert [folder.state(entry.id) for entry in folder.study().runs] == ["stopped", "stopped"]
+    until(lambda: [folder.state(entry.id) for entry in folder.study().runs] == ["stopped", "stopped"])
 
     said = Driver(file, driver.out, "--workers", "2").finish()
     assert "0 of 2 runs done, 2 to run" in said

@@ -141,7 +141,6 @@ def _train(study: StudyFolder, entry: Entry) -> None:
                 study.check(entry)
                 resume(folder.path)
             else:
-                folder.clear_unborn()
                 train(entry.config, method=entry.method, out=folder.path)
             return
         except FolderBusy:
