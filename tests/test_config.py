@@ -114,6 +114,21 @@ def test_the_preset_is_the_papers(task: str) -> None:
     assert make_config("bcppo", task) == config
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_the_quick_preset_is_the_papers_but_for_what_it_names(task: str) -> None:
+    config = make_config("bcppo", task, preset="quick", seed=3)
+    changed = {"steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 1e-3, "integral_gain": 0}
+    assert config == dataclasses.replace(paper_preset(BCPPOConfig, task), seed=3, **changed)
+    assert protocol_id("bcppo", config) != protocol_id("bcppo", paper_preset(BCPPOConfig, task))
+
+
+def test_a_preset_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no preset named 'quik'.*Did you mean 'quick'\?"):
+        make_config("bcppo", preset="quik")
+    with pytest.raises(ConfigError, match="'quick' is for the PPO family; 'cpo' has the preset 'paper' only"):
+        make_config("cpo", preset="quick")
+
+
 def test_a_limit_of_ones_own_goes_before_the_tasks() -> None:
     assert BCPPOConfig(task="hopper", cost_limit_rate=0.5).limit_rate == 0.5
     with pytest.raises(ConfigError, match="give a cost_limit_rate"):
