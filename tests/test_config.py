@@ -37,6 +37,8 @@ IMPOSSIBLE = {
     "initial_log_std": [NAN, -INF, 50.0],
     "max_grad_norm": [-1.0, NAN, INF],
     "entropy_bonus": [-0.01, NAN],
+    "normalize_observations": [1, None],
+    "reward_scale": [0.0, -1.0, NAN, INF],
     "proportional_gain": [-0.2, NAN, INF],
     "integral_gain": [-0.02, NAN],
     "derivative_gain": [-0.05, NAN],
@@ -104,7 +106,8 @@ def test_the_preset_is_the_papers(task: str) -> None:
     assert (config.multiplier_max, config.keep_probability, config.disagreement_floor) == (50.0, 0.8, 1e-6)
     assert (config.learning_rate, config.hidden, config.discount, config.trace_decay) == (3e-4, (256, 256), 0.99, 0.95)
     assert (config.clip, config.initial_log_std, config.num_envs) == (0.2, -0.5, 1)
-    assert (config.max_grad_norm, config.entropy_bonus) == (0.0, 0.0)
+    assert (config.max_grad_norm, config.entropy_bonus, config.reward_scale) == (0.0, 0.0, 1.0)
+    assert not config.normalize_observations
     assert config.anti_windup
     assert config.branch_normalization
     assert not config.raw_disagreement

@@ -38,6 +38,10 @@ class PPOConfig(RunConfig):
     """Gradient norm above which a network's gradient is scaled down; 0 for never, as in the paper."""
     entropy_bonus: float = 0.0
     """Weight of the policy's entropy in its objective; 0 in the paper."""
+    normalize_observations: bool = False
+    """Train and act on observations less their running mean, over their running standard deviation, clipped to ±5."""
+    reward_scale: float = 1.0
+    """Factor on the rewards that values and advantages are learnt from; records keep the environment's."""
     proportional_gain: float = 0.2
     """K_P of the multiplier's controller, on the error of the mean cost."""
     integral_gain: float = 0.02
@@ -61,7 +65,8 @@ class PPOConfig(RunConfig):
         require_number(self, "initial_log_std", low=-20.0, high=5.0)
         for name in ("max_grad_norm", "entropy_bonus", "proportional_gain", "integral_gain", "derivative_gain"):
             require_number(self, name, low=0.0)
-        require_number(self, "multiplier_max", low=0.0, open_low=True)
+        for name in ("multiplier_max", "reward_scale"):
+            require_number(self, name, low=0.0, open_low=True)
 
 
 @dataclass(frozen=True)
