@@ -120,7 +120,10 @@ def test_the_preset_is_the_papers(task: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_the_quick_preset_is_the_papers_but_for_what_it_names(task: str) -> None:
     config = make_config("bcppo", task, preset="quick", seed=3)
-    changed = {"steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 1e-3, "integral_gain": 0}
+    changed = {
+        "steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 1e-3, "multiplier_max": 1.0,
+        "proportional_gain": 0.02, "integral_gain": 0.0, "derivative_gain": 0.0,
+    }  # fmt: skip
     assert config == dataclasses.replace(paper_preset(BCPPOConfig, task), seed=3, **changed)
     assert protocol_id("bcppo", config) != protocol_id("bcppo", paper_preset(BCPPOConfig, task))
 

@@ -153,7 +153,8 @@ class PlainBCPPO:
             next_values = [net(following)[:, 0].tolist() for net in (self.value_reward, self.value_cost)]
             old_log_prob = self.log_prob(observation, action)
         costs, ends = batch.cost[0].tolist(), batch.terminated[0].tolist()
-        reward_advantage = self.advantages((c.reward_scale * batch.reward[0]).tolist(), values[0], next_values[0], batch)
+        rewards = (c.reward_scale * batch.reward[0]).tolist()
+        reward_advantage = self.advantages(rewards, values[0], next_values[0], batch)
         cost_advantage = self.advantages(costs, values[1], next_values[1], batch)
         targets = [torch.tensor(a + v) for a, v in zip((reward_advantage, cost_advantage), values)]
         y = torch.tensor([cost + c.discount * (not end) * v for cost, end, v in zip(costs, ends, next_values[1])])
