@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from bcppo.diagnostics.store import Measured, load, save
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.evaluation import evaluate
 from bcppo.math.bachelier import effective_beta, exceedance_gaussian
+from bcppo.records import RunFolder
 from bcppo.run import make_config
 
 
@@ -211,25 +213,16 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         find_runs([])
 
 
-def test_one_that_fails_takes_no_other_with_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcppo.diagnostics.drive.SUMMARIES", {"multiplier": "", "no-such": ""})
-    with pytest.raises(BcppoError, match=r"1 of 2 diagnostics failed \(no-such: .*no diagnostic named 'no-such'"):
-        diagnose("all", [runs], tmp_path, jobs=2)
-    assert "binding" in (tmp_path / "multiplier" / "report.md").read_text()
-
-
-@pytest.mark.full
-def test_all_diagnostics_run_over_a_folder_of_runs(runs: Path, tmp_path: Path) -> None:
-    assert main(["diagnose", "all", str(runs), "--out", str(tmp_path), "--jobs", "2", "--max-updates", "50"]) == 0
-    made = {path.parent.name for path in tmp_path.glob("*/report.md")}
-    expected = {
-        "multiplier",
-        "diversity",
-        "calibration",
-        "coverage",
-        "target-noise",
-        "intervention",
-        "latency",
-        "theory",
-    }
-    assert made == expected
+def test_a_run_that_is_not_finished_is_measured_and_said_to_be_cut_off(runs: Path, tmp_path: Path) -> None:
+    study = tmp_path / "study"  # as a study's folder has them: in runs/
+    shutil.copytree(runs / "binding", study / "runs" / "stopped")
+    RunFolder(study / "runs" / "stopped").set_status("failed", "no room left")
+    config = study / "runs" / "stopped" / "config.json"
+    config.write_text(config.read_text().replace('"steps": 512', '"steps": 1024'))
+    shutil.copytree(runs / "slack", study / "runs" / "whole")
+    text = diagnose("multiplier", [study], tmp_path / "out")
+    sentence = "stopped is cut off at step 512 of 1,024 (failed)."
+    assert f"Not finished: {sentence}" in text
+    assert "| stopped | hopper | 100.0% |" in text
+    assert json.loads((tmp_path / "out" / "multiplier" / "notes.json").read_text())["not_finished"] == [sentence]
+    assert read_again("multiplier", tmp_path / "out") == text
