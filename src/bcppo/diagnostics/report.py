@@ -54,6 +54,7 @@ class Report:
         if not_eligible:
             rows = [(item.run, item.statistic, item.reason) for item in not_eligible]
             parts.append(Table("Not eligible", ("run", "statistic", "why"), rows).markdown())
+        parts += [f"![{drawing.name}]({drawing.name}.png)" for drawing in self.drawings]
         return "\n\n".join(parts) + "\n"
 
 

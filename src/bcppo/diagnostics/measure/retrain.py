@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +91,7 @@ def retrain(
         for start in range(0, schedule.max_updates, schedule.check_every):
             count = min(schedule.check_every, schedule.max_updates - start)
             looks.append(start + count)
-            curves.append(np.concatenate(list(pool.map(lambda block: block.train(count), blocks))))
+            curves.append(np.concatenate(list(pool.map(Block.train, blocks, repeat(count)))))
             flattened = has_flattened(np.stack(curves, axis=1)[[fit.watched for fit in fits]], schedule)
             if flattened:
                 break
@@ -133,8 +133,8 @@ def _block(policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, 
 
 
 def has_flattened(curves: np.ndarray, schedule: Schedule) -> bool:
-    """Whether the best losses [fits, looks] have fallen by less than the tolerance within the last `window` looks, those
-    of nearly all fits: a median would leave half of them behind."""
+    """Whether the best losses [fits, looks] fell by less than the tolerance within the last `window` looks, for nearly
+    all fits: a median would leave half of them behind."""
     if curves.shape[1] <= schedule.window:
         return False
     before = curves[:, : -schedule.window].min(axis=1)
