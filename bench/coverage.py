@@ -5,18 +5,18 @@
 critics, on synthetic data of the real sizes, as the code trains them: on the CPU in blocks, one block's steps up to the
 next look at the held-out loss and then the next block's, on so many threads; on a GPU in one stack. The loop trains the
 same ensembles on the same minibatches one after the other, each by itself, the operations on as many threads. The
-floor is the step's matrix products alone, at the rate this machine has for them. Seconds are wall-clock seconds of an
-update of all; on the CPU fewer policies may be timed (--seeds) and scaled up: there the work is a sum over ensembles.
+floor is the step's matrix products alone, at the rate this machine has for them. Seconds are of an update of all, on
+the clock and of the CPU, all threads together: what other processes on the cores take enters the first alone. On the
+CPU fewer policies may be timed (--seeds) and scaled up: there the work is a sum over ensembles.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -41,12 +41,13 @@ def problem(seeds: int) -> tuple[list[Policy], list[Fit]]:
     return policies, fits
 
 
-def timed(work: Callable[[], object], device: str) -> float:
-    start = perf_counter()
+def timed(work: Callable[[], object], device: str) -> np.ndarray:
+    """[seconds on the clock, CPU seconds of all threads]"""
+    start = perf_counter(), process_time()
     work()
     if device != "cpu":
         torch.cuda.synchronize()
-    return perf_counter() - start
+    return np.array([perf_counter() - start[0], process_time() - start[1]])
 
 
 def steps(block: Block, count: int) -> None:
@@ -54,9 +55,9 @@ def steps(block: Block, count: int) -> None:
         block.descend()
 
 
-def products(blocks: list[Block], device: str) -> float:
+def products(blocks: list[Block], device: str) -> np.ndarray:
     """Seconds of a step's matrix products: forward, and backward for weights and inputs (not the first layer's)."""
-    size, seconds = blocks[0].schedule.minibatch, 0.0
+    size, seconds = blocks[0].schedule.minibatch, np.zeros(2)
     for block in blocks:
         networks = len(block.fits) * block.schedule.members
         sizes = (block.width, *block.schedule.hidden, 16)
@@ -72,7 +73,7 @@ def products(blocks: list[Block], device: str) -> float:
                     torch.bmm(y, w.transpose(1, 2), out=x)
 
             work()
-            seconds += min(timed(work, device) for _ in range(3))
+            seconds += np.min([timed(work, device) for _ in range(3)], axis=0)
     return seconds
 
 
@@ -99,13 +100,14 @@ def main() -> None:
             torch.set_num_threads(1)
             stack.append(scale * together / count)
             loop.append(scale * each / count * len(fits) / len(alone))
-    one, other = (statistics.median(times[1:]) for times in (stack, loop))
-    floor = scale * products(blocks, device) / (options.threads if device == "cpu" else 1)
+    one, other = (np.median(times[1:], axis=0) for times in (stack, loop))
+    floor = scale * products(blocks, device)
     print(f"device {device}, {options.threads} threads, torch {torch.__version__}, minibatch {options.minibatch}")
     print(f"{round(len(fits) * scale)} ensembles of {schedule.members}, {len(blocks)} stacks for {options.seeds} seeds")
-    print(f"ours {one:.4f} s an update; loop {other:.4f}; floor (products alone) {floor:.4f}")
-    print(f"loop / ours {other / one:.2f}; ours / floor {one / floor:.2f}")
-    print(f"1,000 updates of all: {one * 1000:,.0f} s as here, {other * 1000:,.0f} s in a loop")
+    for index, kind in enumerate(("clock", "CPU") if device == "cpu" else ("clock",)):
+        ours, each, least = one[index], other[index], floor[index] / (options.threads if kind == "clock" else 1)
+        print(f"{kind} seconds an update: ours {ours:.3f}, loop {each:.3f}, floor (products alone) {least:.3f}")
+        print(f"  loop / ours {each / ours:.2f}; ours / floor {ours / least:.2f}; 1,000 updates {1000 * ours:,.0f} s")
 
 
 if __name__ == "__main__":

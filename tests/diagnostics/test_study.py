@@ -10,8 +10,10 @@ import pytest
 from bcppo.cli import main
 from bcppo.errors import BcppoError
 from bcppo.study import diagnostics
-from bcppo.study.diagnostics import diagnose_all, run_diagnostics
-from bcppo.study.local import LocalEngine
+from bcppo.study.child import Outcome
+from bcppo.study.diagnostics import attempts, diagnose_all, run_diagnostics
+from bcppo.study.folder import StudyFolder
+from bcppo.study.plan import Group
 
 SAME_EVERYWHERE = ("multiplier", "diversity")
 """Diagnostics of no time and little work."""
@@ -24,9 +26,28 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnostics, "LAST", ("diversity",))
 
 
+class Here:
+    """An engine in this process."""
+
+    places = 1
+
+    def __init__(self, folder: StudyFolder) -> None:
+        self._folder, self._groups = folder.path, []
+
+    def start(self, group: Group) -> None:
+        self._groups.append(group)
+
+    def wait(self) -> list[tuple[Group, list[Outcome]]]:
+        group = self._groups.pop()
+        return [(group, list(attempts(self._folder, group)))]
+
+    def stop(self) -> None:
+        assert not self._groups
+
+
 def study(runs: Path, out: Path) -> list[str]:
     said: list[str] = []
-    assert run_diagnostics([runs], out, lambda folder: LocalEngine(folder, 2), say=said.append) == {}
+    assert run_diagnostics([runs], out, Here, say=said.append) == {}
     return said
 
 
@@ -54,20 +75,20 @@ def test_one_that_fails_takes_no_other_with_it(
 
 def test_the_timed_one_waits_until_the_others_are_done() -> None:
     class Watched:
-        places, most = 4, 0
+        places = 4
 
         def __init__(self) -> None:
-            self.working: list[tuple[str, ...]] = []
+            self.working: list[Group] = []
             self.beside_latency = 0
 
-        def start(self, group: tuple[str, ...]) -> None:
+        def start(self, group: Group) -> None:
             self.working.append(group)
             if ("latency",) in self.working:
                 self.beside_latency = max(self.beside_latency, len(self.working) - 1)
 
         def wait(self) -> list:
             group = self.working.pop()
-            return [(group, [diagnostics.Outcome(name, "", 0.0) for name in group])]
+            return [(group, [Outcome(name, "", 0.0) for name in group])]
 
         def stop(self) -> None:
             assert not self.working
