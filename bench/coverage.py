@@ -4,7 +4,7 @@
 15 policies (five each of Hopper's, Ant's and Goal1's widths) × 16 conditions (8 of coverage, 8 of target noise) × 5
 critics, on synthetic data of the real sizes, as the code trains them: on the CPU in blocks, one block's steps up to the
 next look at the held-out loss and then the next block's, on so many threads; on a GPU in one stack. The loop trains the
-same ensembles on the same minibatches one after the other, each by itself, the operations on as many threads. The
+same ensembles on the same minibatches one after the other, each by itself, on as many threads. The
 floor is the step's matrix products alone, at the rate this machine has for them. Seconds are of an update of all, on
 the clock and of the CPU, all threads together: what other processes on the cores take enters the first alone. On the
 CPU fewer policies may be timed (--seeds) and scaled up: there the work is a sum over ensembles.
@@ -95,9 +95,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for _ in range(options.rounds + 1):
             together = timed(lambda: list(pool.map(lambda block: steps(block, count), blocks)), device)
-            torch.set_num_threads(options.threads)
-            each = timed(lambda: [steps(block, count) for block in alone], device)
-            torch.set_num_threads(1)
+            each = timed(lambda: list(pool.map(lambda block: steps(block, count), alone)), device)
             stack.append(scale * together / count)
             loop.append(scale * each / count * len(fits) / len(alone))
     one, other = (np.median(times[1:], axis=0) for times in (stack, loop))
