@@ -15,7 +15,9 @@ import torch
 
 from bcppo.cli import main
 from bcppo.diagnostics.drive import diagnose, read_again
+from bcppo.diagnostics.measure import coverage as coverage_rows
 from bcppo.diagnostics.measure import intervention as intervention_rows
+from bcppo.diagnostics.measure import target_noise as target_noise_rows
 from bcppo.diagnostics.measure.calibration import transition_rows
 from bcppo.diagnostics.measure.checkpoints import restore
 from bcppo.diagnostics.measure.coverage import measure_conditions
@@ -118,6 +120,20 @@ def test_zero_noise_replay_is_the_matched_control_to_the_bit(runs: Path) -> None
     noisy, clean = ((rows["kind"] == "replay") & (rows["noise"] == level) for level in (1.0, 0.0))
     assert not np.array_equal(rows["mean"][noisy], rows["mean"][clean])
     assert target_noise.read(measured).tables
+
+
+def test_one_retraining_gives_both_diagnostics_the_rows_of_their_own(runs: Path) -> None:
+    found = find_runs([runs / "other", runs / "binding"])
+    both = target_noise_rows.measure_both(found, max_updates=3)
+    halves = {"coverage": coverage_rows, "target-noise": target_noise_rows}
+    apart = {name: half.measure(found, max_updates=3) for name, half in halves.items()}
+    for name, own in apart.items():
+        assert both[name].not_eligible == own.not_eligible
+        for table in ("held_out", "curves"):
+            rows, expected = both[name].table(table), own.table(table)
+            assert set(rows) == set(expected)
+            assert all(np.array_equal(rows[column], expected[column]) for column in expected)
+    assert len(both["coverage"].not_eligible) == 1
 
 
 def test_intervention_controls_are_exactly_zero_and_the_treatment_is_not(runs: Path) -> None:

@@ -149,14 +149,19 @@ def draw_curves(measured: Measured) -> Drawing:
     """Held-out loss over updates: one line an ensemble, so that it shows whether training had ended."""
     curves = measured.table("curves")
     kinds = list(dict.fromkeys(zip(curves["kind"].tolist(), curves["target"].tolist())))
+    tasks = sorted({run["task"] for run in measured.runs})
     figure, axes = panels(len(kinds))
     for axis, (kind, target) in zip(axes, kinds):
         chosen = {name: v[(curves["kind"] == kind) & (curves["target"] == target)] for name, v in curves.items()}
         for (run, *_), rows in groups(chosen, "run", "score", "noise"):
-            axis.plot(rows["update"], rows["held_out_loss"], color=COLORS[run % len(COLORS)], linewidth=0.9, alpha=0.8)
+            color = COLORS[tasks.index(measured.runs[run]["task"]) % len(COLORS)]
+            axis.plot(rows["update"], rows["held_out_loss"], color=color, linewidth=0.8, alpha=0.7)
         axis.set_yscale("log")
         axis.set_title(f"{kind}, {target.upper()} target", fontsize=10)
         axis.set_xlabel("updates")
     axes[0].set_ylabel("held-out squared error / variance")
-    figure.supxlabel("a line an ensemble, a colour a policy", fontsize=9)
+    for task, color in zip(tasks, COLORS):
+        axes[-1].plot([], [], color=color, label=task)
+    axes[-1].legend(frameon=False, fontsize=8)
+    figure.supxlabel("a line an ensemble, a colour a task", fontsize=9)
     return Drawing("curves", figure, curves)
