@@ -55,7 +55,7 @@ def read(measured: Measured) -> Report:
     table = differences(measured)
     _say_not_eligible(measured, table)
     report = Report("Missing coverage")
-    report.tables.append(_main(table))
+    report.tables.append(_main(table, measured))
     report.tables.append(_by_task(table))
     report.tables.append(_exceedance(table, measured))
     if table["run"]:
@@ -67,7 +67,7 @@ def where(table: Columns, **wanted: Any) -> list[int]:
     return [i for i in range(len(table["run"])) if all(table[name][i] == value for name, value in wanted.items())]
 
 
-def _main(table: Columns) -> Table:
+def _main(table: Columns, measured: Measured) -> Table:
     rows = []
     for (score, target), paper in COVERAGE.items():
         own = where(table, score=score, target=target)
@@ -94,7 +94,17 @@ def _main(table: Columns) -> Table:
         "Δ OOD AUC > 0",
         "Δ boundary AUC",
     )
-    return Table("Structured removal minus matched control", header, rows, "Brackets: 95 % bootstrap over policies.")
+    note = f"Brackets: 95 % bootstrap over policies. {trained_for(measured)}"
+    return Table("Structured removal minus matched control", header, rows, note)
+
+
+def trained_for(measured: Measured) -> str:
+    """How long, and whether that was long enough."""
+    updates, flat = (measured.settings.get(name) for name in ("updates", "flattened"))
+    if not updates:
+        return ""
+    said = "when" if flat else "but NOT until"
+    return f"Trained for {updates:,} updates, {said} the rule called the held-out losses flat."
 
 
 def _by_task(table: Columns) -> Table:
