@@ -201,10 +201,15 @@ def _play(arguments: list[str]) -> None:
 
 def _diagnose(arguments: list[str]) -> None:
     options = tyro.cli(flags.Diagnose, args=arguments, prog="bcppo diagnose")
-    from bcppo.diagnostics.drive import diagnose
+    from bcppo.diagnostics.drive import ALL, diagnose
 
-    limits = {"jobs": options.jobs, "max_updates": options.max_updates}
-    print(diagnose(options.name, options.runs, options.out, device=options.device, **limits))
+    settings: dict[str, Any] = {"device": options.device, "max_updates": options.max_updates}
+    if options.name == ALL:
+        from bcppo.study.diagnostics import diagnose_all
+
+        print(diagnose_all(options.runs, options.out, options.jobs, **settings))
+    else:
+        print(diagnose(options.name, options.runs, options.out, **settings))
 
 
 def _report(arguments: list[str]) -> None:

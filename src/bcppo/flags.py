@@ -153,7 +153,7 @@ class Diagnose:
     name: Annotated[str, tyro.conf.Positional]
     """The diagnostic, or 'all'."""
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders, or folders of run folders."""
+    """Run folders, folders of run folders, or studies' folders."""
     out: Path
     """Folder for rows, tables and plots; each diagnostic gets a folder in it."""
     device: str = "cpu"

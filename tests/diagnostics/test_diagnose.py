@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import torch
 
 from bcppo.cli import main
 from bcppo.diagnostics.drive import diagnose, read_again
+from bcppo.diagnostics.measure import coverage as coverage_rows
 from bcppo.diagnostics.measure import intervention as intervention_rows
+from bcppo.diagnostics.measure import target_noise as target_noise_rows
 from bcppo.diagnostics.measure.calibration import transition_rows
 from bcppo.diagnostics.measure.checkpoints import restore
 from bcppo.diagnostics.measure.coverage import measure_conditions
@@ -29,6 +32,7 @@ from bcppo.diagnostics.store import Measured, load, save
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.evaluation import evaluate
 from bcppo.math.bachelier import effective_beta, exceedance_gaussian
+from bcppo.records import RunFolder
 from bcppo.run import make_config
 
 
@@ -116,6 +120,20 @@ def test_zero_noise_replay_is_the_matched_control_to_the_bit(runs: Path) -> None
     noisy, clean = ((rows["kind"] == "replay") & (rows["noise"] == level) for level in (1.0, 0.0))
     assert not np.array_equal(rows["mean"][noisy], rows["mean"][clean])
     assert target_noise.read(measured).tables
+
+
+def test_one_retraining_gives_both_diagnostics_the_rows_of_their_own(runs: Path) -> None:
+    found = find_runs([runs / "other", runs / "binding"])
+    both = target_noise_rows.measure_both(found, max_updates=3)
+    halves = {"coverage": coverage_rows, "target-noise": target_noise_rows}
+    apart = {name: half.measure(found, max_updates=3) for name, half in halves.items()}
+    for name, own in apart.items():
+        assert both[name].not_eligible == own.not_eligible
+        for table in ("held_out", "curves"):
+            rows, expected = both[name].table(table), own.table(table)
+            assert set(rows) == set(expected)
+            assert all(np.array_equal(rows[column], expected[column]) for column in expected)
+    assert len(both["coverage"].not_eligible) == 1
 
 
 def test_intervention_controls_are_exactly_zero_and_the_treatment_is_not(runs: Path) -> None:
@@ -211,25 +229,16 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         find_runs([])
 
 
-def test_one_that_fails_takes_no_other_with_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcppo.diagnostics.drive.SUMMARIES", {"multiplier": "", "no-such": ""})
-    with pytest.raises(BcppoError, match=r"1 of 2 diagnostics failed \(no-such: .*no diagnostic named 'no-such'"):
-        diagnose("all", [runs], tmp_path, jobs=2)
-    assert "binding" in (tmp_path / "multiplier" / "report.md").read_text()
-
-
-@pytest.mark.full
-def test_all_diagnostics_run_over_a_folder_of_runs(runs: Path, tmp_path: Path) -> None:
-    assert main(["diagnose", "all", str(runs), "--out", str(tmp_path), "--jobs", "2", "--max-updates", "50"]) == 0
-    made = {path.parent.name for path in tmp_path.glob("*/report.md")}
-    expected = {
-        "multiplier",
-        "diversity",
-        "calibration",
-        "coverage",
-        "target-noise",
-        "intervention",
-        "latency",
-        "theory",
-    }
-    assert made == expected
+def test_a_run_that_is_not_finished_is_measured_and_said_to_be_cut_off(runs: Path, tmp_path: Path) -> None:
+    study = tmp_path / "study"  # as a study's folder has them: in runs/
+    shutil.copytree(runs / "binding", study / "runs" / "stopped")
+    RunFolder(study / "runs" / "stopped").set_status("failed", "no room left")
+    config = study / "runs" / "stopped" / "config.json"
+    config.write_text(config.read_text().replace('"steps": 512', '"steps": 1024'))
+    shutil.copytree(runs / "slack", study / "runs" / "whole")
+    text = diagnose("multiplier", [study], tmp_path / "out")
+    sentence = "stopped is cut off at step 512 of 1,024 (failed)."
+    assert f"Not finished: {sentence}" in text
+    assert "| stopped | hopper | 100.0% |" in text
+    assert json.loads((tmp_path / "out" / "multiplier" / "notes.json").read_text())["not_finished"] == [sentence]
+    assert read_again("multiplier", tmp_path / "out") == text

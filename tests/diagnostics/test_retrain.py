@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from bcppo.diagnostics.measure.coverage import REMOVED_SHARE, kept_rows, threshold
-from bcppo.diagnostics.measure.retrain import Fit, Policy, Schedule, has_flattened, retrain
+from bcppo.diagnostics.measure.retrain import Fit, Policy, Schedule, has_flattened, retrain, stacked
 from bcppo.diagnostics.statistics import auc
 
 SHORT = Schedule(members=3, hidden=(16, 16), minibatch=16, check_every=5, max_updates=20, tolerance=-1.0)
@@ -61,7 +61,10 @@ def test_flat_means_no_progress_within_the_window() -> None:
     schedule = replace(SHORT, window=2, tolerance=0.01)
     assert not has_flattened(np.array([[1.0, 0.5]]), schedule)
     assert not has_flattened(np.array([[1.0, 0.5, 0.45, 0.4]]), schedule)
-    assert has_flattened(np.array([[1.0, 0.5, 0.495, 0.6]]), schedule)
+    flat, falling = [1.0, 0.5, 0.495, 0.6], [1.0, 0.9, 0.8, 0.7]
+    assert has_flattened(np.array([flat]), schedule)
+    assert has_flattened(np.array([flat] * 9 + [falling]), schedule)
+    assert not has_flattened(np.array([flat] * 8 + [falling] * 2), schedule)  # a median would have stopped here
 
 
 def test_removal_takes_the_upper_fifth_and_its_control_as_many_at_random() -> None:
@@ -92,3 +95,19 @@ def test_a_missing_region_raises_disagreement_there() -> None:
     assert result.curves[1, -1] < 0.05  # the control has learned: what is measured is not a lack of training
     assert auc(removal, omitted) > 0.8
     assert auc(removal, omitted) > auc(control, omitted) + 0.1
+
+
+def test_blocks_and_threads_are_only_places_for_the_work() -> None:
+    policies = [_policy(4, 0), _policy(7, 1)]
+    fits = [_fit(i, policies[i], np.arange(start, start + 48)) for i in (0, 1) for start in range(7)]
+    results = [retrain(policies, fits, SHORT, threads=threads) for threads in (1, 3)]
+    whole = stacked(policies, fits, SHORT, "cpu", block=len(fits))
+    assert [len(block.fits) for block in whole] == [7, 7]  # a stack of one width has no zero columns
+    for _ in range(SHORT.max_updates):
+        for block in whole:
+            block.descend()
+    alone = [one for block in whole for one in block.predictions()]
+    for one, other, third in zip(results[0].predictions, results[1].predictions, alone):
+        assert np.array_equal(one, other)
+        assert np.array_equal(one, third)
+    assert np.array_equal(results[0].curves, results[1].curves)

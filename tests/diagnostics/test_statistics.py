@@ -6,8 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
 
+from bcppo.diagnostics.read.coverage import per_fit
 from bcppo.diagnostics.statistics import (
     auc,
     bootstrap_mean,
@@ -18,6 +20,8 @@ from bcppo.diagnostics.statistics import (
     standardized_slope,
     upper_share,
 )
+from bcppo.diagnostics.store import Measured
+from bcppo.math.bachelier import disagreement
 
 
 def test_auc_is_the_share_of_ordered_pairs_with_ties_at_half() -> None:
@@ -127,6 +131,25 @@ def test_correlation_of_members_that_share_a_known_part() -> None:
     random = np.random.default_rng(7)
     predictions = 3 * random.normal(size=(40_000, 1)) + random.normal(size=(40_000, 5))
     assert mean_pairwise_correlation(predictions) == pytest.approx(0.9, abs=0.005)
+
+
+def test_spread_of_a_known_ensemble_marks_the_region_as_often_as_theory_says() -> None:
+    # Members N(0, 4) in the omitted region and N(0, 1) elsewhere, M = 5: s² is σ²·χ²(4)/5, so the AUC is
+    # P(F(4, 4) > 1/4) = 1 − I(1/5; 2, 2) = 1 − (3/25 − 2/125) = 0.896.
+    random = np.random.default_rng(9)
+    omitted = np.arange(20_000) % 2 == 0
+    members = np.where(omitted, 2.0, 1.0) * random.normal(size=(5, 20_000))
+    spread = disagreement(torch.from_numpy(members).unsqueeze(0))[0].numpy()
+    count = len(omitted)
+    rows = {
+        "run": np.zeros(count, int), "score": ["norm"] * count, "kind": ["control"] * count, "target": ["td"] * count,
+        "noise": np.zeros(count), "omitted": omitted, "boundary_hit": ~omitted, "mean": members.mean(0),
+        "spread": spread, "cost_to_go": members.mean(0) - spread, "members_above_strike": np.zeros(count),
+    }  # fmt: skip
+    (found,) = per_fit(Measured({"held_out": rows})).values()
+    assert found["ood_auc"] == pytest.approx(0.896, abs=0.008)
+    assert found["hit_auc"] == pytest.approx(0.104, abs=0.008)  # hits are where members agree
+    assert found["error_rho"] == pytest.approx(1.0)  # the error was made to be the spread
 
 
 def test_identical_members_have_no_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shlex
@@ -34,6 +35,11 @@ def study(tmp_path_factory) -> Path:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": HOSTILE, "device": HOSTILE}))
     failure = json.dumps({"attempt": 1, "error": HOSTILE, "seconds": 1})
     (folder / "runs" / "goal1-cpo-seed0.failures.jsonl").write_text(failure)
+    diagnosed = folder / "diagnostics" / "diversity"
+    diagnosed.mkdir(parents=True)
+    table = f"| run | rank |\n| --- | --- |\n| {HOSTILE} | 0.619 |"
+    (diagnosed / "report.md").write_text(f"## Diversity\n\n### By run\n\n{table}\n\n![diversity](diversity.png)\n")
+    (diagnosed / "diversity.png").write_bytes(b"a picture")
     return folder
 
 
@@ -65,6 +71,15 @@ def test_the_page_is_one_file_that_refers_to_nothing_outside(page):
     assert len(targets) > len(SECTIONS)
     assert all(target.startswith(("data:", "#")) for target in targets)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_diagnostics_of_the_studys_runs_are_on_its_page(study, page, tmp_path):
+    text = page.read_text()
+    assert "diversity: how far the critics of an ensemble differ" in text
+    assert "<td>0.619</td>" in text
+    assert f'src="data:image/png;base64,{base64.b64encode(b"a picture").decode()}"' in text
+    bare = shutil.copytree(study, tmp_path / "bare", ignore=shutil.ignore_patterns("diagnostics"))
+    assert 'id="diagnostics"' not in write_report(bare, tmp_path / "out").read_text()
 
 
 def test_tables_and_figures_lie_beside_the_page(page):

@@ -48,17 +48,19 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
 
-    def markdown(self, not_eligible: Sequence[NotEligible]) -> str:
-        parts = [f"## {self.title}", *(table.markdown() for table in self.tables)]
+    def markdown(self, not_eligible: Sequence[NotEligible], cut_off: Sequence[str] = ()) -> str:
+        parts = [f"## {self.title}", *(f"Not finished: {sentence}" for sentence in cut_off)]
+        parts += [table.markdown() for table in self.tables]
         if not_eligible:
             rows = [(item.run, item.statistic, item.reason) for item in not_eligible]
             parts.append(Table("Not eligible", ("run", "statistic", "why"), rows).markdown())
+        parts += [f"![{drawing.name}]({drawing.name}.png)" for drawing in self.drawings]
         return "\n\n".join(parts) + "\n"
 
 
 def write_report(folder: Path, report: Report, measured: Measured) -> str:
     """Write report.md and the plots; returns the text."""
-    text = report.markdown(measured.not_eligible)
+    text = report.markdown(measured.not_eligible, measured.cut_off)
     write_atomically(folder / "report.md", partial(_write_text, text=text))
     for drawing in report.drawings:
         _write_drawing(folder, drawing)

@@ -26,14 +26,24 @@ class Found:
     def task(self) -> str:
         return self.config.task
 
+    @property
+    def trained_steps(self) -> int:
+        """Environment steps behind its newest checkpoint: rows are written with it."""
+        try:
+            return max(self.folder.read_rows("progress").get("step", ()), default=0)
+        except BcppoError:
+            return 0
+
 
 def find_runs(paths: Sequence[str | Path]) -> list[Found]:
-    """The runs at `paths`: run folders, or folders of run folders."""
+    """The runs at `paths`: run folders, folders of run folders, or studies' folders."""
     folders: list[Path] = []
     for path in map(Path, paths):
-        inside = [path] if RunFolder(path).exists else sorted(p.parent for p in path.glob("*/config.json"))
+        inside = [path] if RunFolder(path).exists else _below(path) or _below(path / "runs")
         if not inside:
-            raise BcppoError(f"{path} is no run folder and holds none: there is no config.json in or right below it.")
+            raise BcppoError(
+                f"{path} is no run folder and holds none: no config.json is in it, right below it or in runs/."
+            )
         folders += [folder for folder in inside if folder not in folders]
     if not folders:
         raise BcppoError("A diagnostic needs at least one run folder.")
@@ -46,6 +56,10 @@ def find_runs(paths: Sequence[str | Path]) -> list[Found]:
     return found
 
 
+def _below(path: Path) -> list[Path]:
+    return sorted(config.parent for config in path.glob("*/config.json"))
+
+
 def runs_table(runs: Sequence[Found]) -> Columns:
     return {
         "name": [run.name for run in runs],
@@ -53,4 +67,6 @@ def runs_table(runs: Sequence[Found]) -> Columns:
         "seed": [run.config.seed for run in runs],
         "method": [run.method for run in runs],
         "steps": [run.config.steps for run in runs],
+        "state": [run.folder.status()["state"] for run in runs],
+        "trained_steps": [run.trained_steps for run in runs],
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bcppo.records import read_json, read_rows, revision, write_json, write_rows
+from bcppo.records import FINISHED, read_json, read_rows, revision, write_json, write_rows
 
 Columns = dict[str, Any]
 """Name → values of equal length."""
@@ -42,6 +42,15 @@ class Measured:
         columns = self.tables.get("runs", {})
         return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
+    @property
+    def cut_off(self) -> list[str]:
+        """A sentence for each run that is measured though it is not finished."""
+        return [
+            f"{run['name']} is cut off at step {run['trained_steps']:,} of {run['steps']:,} ({run['state']})."
+            for run in self.runs
+            if run.get("state", FINISHED) != FINISHED
+        ]
+
 
 def save(folder: Path, measured: Measured) -> None:
     """Write rows and notes."""
@@ -54,6 +63,7 @@ def save(folder: Path, measured: Measured) -> None:
             "tables": sorted(measured.tables),
             "settings": measured.settings,
             "not_eligible": [asdict(item) for item in measured.not_eligible],
+            "not_finished": measured.cut_off,
             "revision": revision(),
         },
     )

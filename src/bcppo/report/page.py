@@ -17,6 +17,7 @@ from typing import Any
 from bcppo.records import write_atomically
 from bcppo.report.canvas import Figure
 from bcppo.report.claims import NOT, OPEN, PARTLY, REPRODUCED, Claim, claims_of
+from bcppo.report.diagnosed import diagnostics_section
 from bcppo.report.entries import StudyError
 from bcppo.report.figures import figures_of, write_figures
 from bcppo.report.load import StudyRecords, load_study
@@ -27,7 +28,8 @@ from bcppo.report.tables import Table, Value, mark, tables_of, to_csv, to_latex,
 VERDICTS = {REPRODUCED: ("reproduced", "✓"), PARTLY: ("partly", "◐"), NOT: ("not", "✗"), OPEN: ("open", "…")}
 SECTIONS = {
     "claims": "Claims", "plot-section": "Reward and tail", "tables": "Tables", "curves-section": "Curves",
-    "runs": "Runs", "figures": "Figures", "provenance": "Provenance", "problems": "Problems", "commands": "Commands",
+    "runs": "Runs", "figures": "Figures", "diagnostics": "Diagnostics", "provenance": "Provenance",
+    "problems": "Problems", "commands": "Commands",
 }  # fmt: skip
 
 
@@ -71,10 +73,12 @@ def render_page(
         "curves-section": _curves(data["curves"]),
         "runs": _RUNS,
         "figures": _figures(figures),
+        "diagnostics": diagnostics_section(records.folder),
         "provenance": _provenance(records),
         "problems": _problems(records),
         "commands": _commands(records),
     }
+    parts = {key: body for key, body in parts.items() if body or key != "diagnostics"}
     style, script = _template("page.css"), _template("page.js")
     sections = "".join(f'<section id="{key}"><h2>{SECTIONS[key]}</h2>{body}</section>' for key, body in parts.items())
     return Template(_template("page.html")).substitute(

@@ -1,4 +1,4 @@
-"""The process in which runs of a study take place: `python -m bcppo.study.child FOLDER ID…`.
+"""The process in which runs of a study, or diagnostics, take place: `python -m bcppo.study.child FOLDER ID…`.
 
 Every engine uses it, so that a run's bytes do not depend on the engine. It takes up each run where its folder says it
 is, and answers with a line of JSON a run on its standard output. It ends with whoever started it: when that process
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,7 +47,8 @@ class Child:
     def __init__(self, folder: Path, group: Group) -> None:
         self.group = group
         self._began = time.perf_counter()
-        self._log = folder / "runs" / f"{group[0]}.log"
+        beside = folder / "runs"
+        self._log = (beside if beside.is_dir() else folder) / f"{group[0]}.log"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # A task 'module:function' is found there where it is found here.
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -111,9 +113,18 @@ def main(folder: str, group: Group) -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    study = StudyFolder(folder)
-    for name in group:
-        print(json.dumps(asdict(attempt(study, name))), file=answers, flush=True)
+    for outcome in _outcomes(StudyFolder(folder), group):
+        print(json.dumps(asdict(outcome)), file=answers, flush=True)
+
+
+def _outcomes(study: StudyFolder, group: Group) -> Iterator[Outcome]:
+    """How the runs of a study fared, or what is to be diagnosed of runs."""
+    if study.exists:
+        yield from (attempt(study, name) for name in group)
+    else:
+        from bcppo.study.diagnostics import attempts
+
+        yield from attempts(study.path, group)
 
 
 def attempt(study: StudyFolder, name: str) -> Outcome:

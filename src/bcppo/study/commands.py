@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bcppo.errors import ConfigError, unknown_name
+from bcppo.study import diagnostics
 from bcppo.study.engine import Engine, run_study
 from bcppo.study.folder import StudyFolder
+from bcppo.study.local import LocalEngine
 from bcppo.study.named import DESIGNS, find_study
 from bcppo.study.plan import Study, StudyError
 from bcppo.study.status import look, summary, tables
@@ -36,6 +38,8 @@ class _Run:
     """A study's name (`bcppo study list`), or the path of a study.json."""
     out: Path
     """The study's folder."""
+    runs: tuple[Path, ...] = ()
+    """Of the study 'diagnostics': run folders, folders of run folders, or folders of studies."""
     engine: Literal["local", "ray"] = "local"
     """Where runs take place: this machine (processes, or with --device cuda one fleet), or tasks on a Ray cluster."""
     workers: int | None = None
@@ -93,6 +97,7 @@ def _list(arguments: list[str]) -> None:
         steps = f"{design.settings['steps']:,}" if "steps" in design.settings else "preset"
         seeds = " ".join(map(str, design.seeds))
         table.add_row(design.name, design.title, ", ".join(design.tasks), arms, seeds, steps, str(design.size))
+    table.add_row(diagnostics.NAME, diagnostics.TITLE, *("–",) * 5)
     _print(table)
 
 
@@ -102,6 +107,11 @@ def _run(arguments: list[str]) -> None:
     for_ray = {name: value for name, value in for_ray.items() if value is not None}
     if for_ray and options.engine != "ray":
         raise ConfigError(f"--{next(iter(for_ray)).replace('_', '-')} is for --engine ray.")
+    if options.study == diagnostics.NAME:
+        _diagnose(options, for_ray)
+        return
+    if options.runs:
+        raise ConfigError(f"--runs is for the study '{diagnostics.NAME}', not for '{options.study}'.")
     asked = find_study(
         options.study, seeds=options.seeds, steps=options.steps, tasks=options.tasks, methods=options.methods,
         device=options.device,
@@ -123,6 +133,24 @@ def _run(arguments: list[str]) -> None:
         )
 
 
+def _diagnose(options: _Run, for_ray: dict[str, Any]) -> None:
+    for name in ("seeds", "tasks", "methods", "steps"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"--{name} says what to train; the study '{diagnostics.NAME}' takes the runs at --runs.")
+
+    def engine(folder: StudyFolder) -> Engine:
+        if options.engine == "ray":
+            from bcppo.study.ray_cluster import RayEngine
+
+            return RayEngine(folder, options.workers, say=_say, **for_ray)
+        return LocalEngine(folder, options.workers)
+
+    device = options.device or "cpu"
+    failed = diagnostics.run_diagnostics(options.runs, options.out, engine, device=device, say=_say)
+    if failed:
+        raise diagnostics.refusal(failed, options.out)
+
+
 def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str, Any]) -> Engine:
     if options.engine == "ray":
         from bcppo.study.ray_cluster import RayEngine
@@ -135,8 +163,6 @@ def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str,
             from bcppo.study.fleets import FleetEngine
 
             return FleetEngine(folder, asked.runs, options.workers)
-    from bcppo.study.local import LocalEngine
-
     return LocalEngine(folder, options.workers)
 
 

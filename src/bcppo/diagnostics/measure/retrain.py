@@ -6,8 +6,11 @@ order and bootstrap masks, so that what differs between two of them is their dat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -24,15 +27,17 @@ class Schedule:
 
     members: int = 5
     hidden: tuple[int, ...] = (256, 256)
-    learning_rate: float = 3e-4
-    minibatch: int = 256
+    learning_rate: float = 1e-3
+    minibatch: int = 64
     keep_probability: float = 0.8
     check_every: int = 50
     """Updates between looks at the held-out loss."""
     window: int = 6
     """Looks that must pass without progress."""
-    tolerance: float = 0.002
+    tolerance: float = 0.005
     """Fall of the held-out loss, in variances of its target, that counts as progress."""
+    flat_share: float = 0.9
+    """Share of the watched losses that must be without progress."""
     max_updates: int = 6000
     curve_rows: int = 512
     """Held-out rows, evenly thinned, behind the curve."""
@@ -65,34 +70,79 @@ class Retrained(NamedTuple):
     flattened: bool  # false: max_updates came first
 
 
-def retrain(policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: str = "cpu") -> Retrained:
-    """Train all ensembles side by side until the watched held-out losses have flattened."""
-    work = _Work(policies, fits, schedule, torch.device(device))
+BLOCK = 4
+"""Ensembles that take gradient steps together on the CPU. A block takes all steps up to the next look at the held-out
+loss before the next block's turn, so that its weights and moments stay in the caches."""
+
+
+def retrain(
+    policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: str = "cpu", threads: int = 0
+) -> Retrained:
+    """Train all ensembles side by side until the watched held-out losses have flattened.
+
+    On so many threads (0: OMP_NUM_THREADS, or the cores there are); a block's arithmetic is one thread's, so that the
+    bits do not depend on their number.
+    """
+    blocks = stacked(policies, fits, schedule, device)
     looks: list[int] = []
     curves: list[np.ndarray] = []
     flattened = False
-    for update, (rows, masks) in enumerate(work.batches(), start=1):
-        work.descend(rows, masks)
-        if update % schedule.check_every == 0:
-            looks.append(update)
-            curves.append(work.held_out_loss())
+    with ThreadPoolExecutor(threads or _threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for start in range(0, schedule.max_updates, schedule.check_every):
+            count = min(schedule.check_every, schedule.max_updates - start)
+            looks.append(start + count)
+            curves.append(np.concatenate(list(pool.map(Block.train, blocks, repeat(count)))))
             flattened = has_flattened(np.stack(curves, axis=1)[[fit.watched for fit in fits]], schedule)
-        if flattened or update >= schedule.max_updates:
-            break
-    shape = np.stack(curves, axis=1) if curves else np.zeros((len(fits), 0))
-    return Retrained(work.predictions(), np.array(looks), shape, flattened)
+            if flattened:
+                break
+        predictions = [one for block in pool.map(Block.predictions, blocks) for one in block]
+    return Retrained(predictions, np.array(looks), np.stack(curves, axis=1), flattened)
+
+
+def _threads() -> int:
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and int(told) else len(os.sched_getaffinity(0))
+
+
+def stacked(
+    policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: str, block: int = 0
+) -> list[Block]:
+    """All fits in their order, in stacks of at most `block`; 0: all in one on a GPU, BLOCK on the CPU.
+
+    On the CPU a stack ends where the inputs' width changes, so that nothing is multiplied by zero columns. A block is
+    nothing but a place in memory: every ensemble has its policy's streams, whichever block it is in.
+    """
+    place = torch.device(device)
+    most = block or (BLOCK if place.type == "cpu" else len(fits))
+    if place.type == "cpu":
+        runs = [list(own) for _, own in groupby(fits, lambda fit: policies[fit.policy].inputs.shape[1])]
+    else:
+        runs = [list(fits)]
+    parts = [own[start : start + most] for own in runs for start in range(0, len(own), most)]
+    return [_block(policies, part, schedule, place) for part in parts]
+
+
+def _block(policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: torch.device) -> Block:
+    own = list(dict.fromkeys(fit.policy for fit in fits))
+    return Block(
+        [policies[index] for index in own],
+        [fit._replace(policy=own.index(fit.policy)) for fit in fits],
+        schedule,
+        device,
+    )
 
 
 def has_flattened(curves: np.ndarray, schedule: Schedule) -> bool:
-    """Whether the median fall of the best loss [fits, looks] within the last `window` looks is under the tolerance."""
+    """Whether the best losses [fits, looks] fell by less than the tolerance within the last `window` looks, for nearly
+    all fits: a median would leave half of them behind."""
     if curves.shape[1] <= schedule.window:
         return False
     before = curves[:, : -schedule.window].min(axis=1)
     now = curves[:, -schedule.window :].min(axis=1)
-    return bool(np.median(before - now) < schedule.tolerance)
+    return bool(np.mean(before - now < schedule.tolerance) >= schedule.flat_share)
 
 
-class _Work:
+class Block:
     """The stack, its optimiser and its data on the device. P policies, E ensembles."""
 
     def __init__(self, policies: Sequence[Policy], fits: Sequence[Fit], schedule: Schedule, device: torch.device):
@@ -110,6 +160,7 @@ class _Work:
             self.target[index, : len(fit.rows)] = torch.from_numpy(fit.target.astype(np.float32))
         self.critics = self._initial_critics()
         self.optimizer = Adam(self.critics, [schedule.learning_rate] * len(fits))
+        self._batches = self.batches()
 
     def _padded(self, arrays: Sequence[np.ndarray]) -> Tensor:
         """[P, most rows, width]: narrower inputs get zero columns, whose weights get no gradient."""
@@ -147,7 +198,15 @@ class _Work:
             kept = np.stack([mask.random((self.schedule.members, size), dtype=np.float32) < keep for mask in masks])
             yield torch.from_numpy(rows).to(self.device), torch.from_numpy(kept).to(self.device)
 
-    def descend(self, rows: Tensor, masks: Tensor) -> None:
+    def train(self, updates: int) -> np.ndarray:
+        """So many gradient steps; the held-out loss after them, [E]."""
+        for _ in range(updates):
+            self.descend()
+        return self.held_out_loss()
+
+    def descend(self) -> None:
+        """One gradient step of every ensemble on its policy's next minibatch."""
+        rows, masks = next(self._batches)
         own = rows[self.owner]  # [E, B]
         chosen = self.chosen.gather(1, own)
         predictions = self.critics(self.inputs[self.owner.unsqueeze(1), chosen]).squeeze(-1)

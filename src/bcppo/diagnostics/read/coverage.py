@@ -55,7 +55,7 @@ def read(measured: Measured) -> Report:
     table = differences(measured)
     _say_not_eligible(measured, table)
     report = Report("Missing coverage")
-    report.tables.append(_main(table))
+    report.tables.append(_main(table, measured))
     report.tables.append(_by_task(table))
     report.tables.append(_exceedance(table, measured))
     if table["run"]:
@@ -67,7 +67,7 @@ def where(table: Columns, **wanted: Any) -> list[int]:
     return [i for i in range(len(table["run"])) if all(table[name][i] == value for name, value in wanted.items())]
 
 
-def _main(table: Columns) -> Table:
+def _main(table: Columns, measured: Measured) -> Table:
     rows = []
     for (score, target), paper in COVERAGE.items():
         own = where(table, score=score, target=target)
@@ -94,7 +94,17 @@ def _main(table: Columns) -> Table:
         "Δ OOD AUC > 0",
         "Δ boundary AUC",
     )
-    return Table("Structured removal minus matched control", header, rows, "Brackets: 95 % bootstrap over policies.")
+    note = f"Brackets: 95 % bootstrap over policies. {trained_for(measured)}"
+    return Table("Structured removal minus matched control", header, rows, note)
+
+
+def trained_for(measured: Measured) -> str:
+    """How long, and whether that was long enough."""
+    updates, flat = (measured.settings.get(name) for name in ("updates", "flattened"))
+    if not updates:
+        return ""
+    said = "when" if flat else "but NOT until"
+    return f"Trained for {updates:,} updates, {said} the rule called the held-out losses flat."
 
 
 def _by_task(table: Columns) -> Table:
@@ -149,14 +159,19 @@ def draw_curves(measured: Measured) -> Drawing:
     """Held-out loss over updates: one line an ensemble, so that it shows whether training had ended."""
     curves = measured.table("curves")
     kinds = list(dict.fromkeys(zip(curves["kind"].tolist(), curves["target"].tolist())))
+    tasks = sorted({run["task"] for run in measured.runs})
     figure, axes = panels(len(kinds))
     for axis, (kind, target) in zip(axes, kinds):
         chosen = {name: v[(curves["kind"] == kind) & (curves["target"] == target)] for name, v in curves.items()}
         for (run, *_), rows in groups(chosen, "run", "score", "noise"):
-            axis.plot(rows["update"], rows["held_out_loss"], color=COLORS[run % len(COLORS)], linewidth=0.9, alpha=0.8)
+            color = COLORS[tasks.index(measured.runs[run]["task"]) % len(COLORS)]
+            axis.plot(rows["update"], rows["held_out_loss"], color=color, linewidth=0.8, alpha=0.7)
         axis.set_yscale("log")
         axis.set_title(f"{kind}, {target.upper()} target", fontsize=10)
         axis.set_xlabel("updates")
     axes[0].set_ylabel("held-out squared error / variance")
-    figure.supxlabel("a line an ensemble, a colour a policy", fontsize=9)
+    for task, color in zip(tasks, COLORS):
+        axes[-1].plot([], [], color=color, label=task)
+    axes[-1].legend(frameon=False, fontsize=8)
+    figure.supxlabel("a line an ensemble, a colour a task", fontsize=9)
     return Drawing("curves", figure, curves)

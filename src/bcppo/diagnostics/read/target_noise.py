@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bcppo.diagnostics.paper import TARGET_NOISE
-from bcppo.diagnostics.read.coverage import draw_curves, per_fit, where
+from bcppo.diagnostics.read.coverage import draw_curves, per_fit, trained_for, where
 from bcppo.diagnostics.report import COLORS, Drawing, Report, Table, panels
 from bcppo.diagnostics.statistics import bootstrap_mean
 from bcppo.diagnostics.store import Columns, Measured, groups
@@ -64,7 +64,8 @@ def read(measured: Measured) -> Report:
         "removal − noisy, ρ_err",
         "paper, OOD AUC",
     )
-    report.tables.append(Table(f"Removal minus noisy control (primary: {PRIMARY:g})", header, rows))
+    title = f"Removal minus noisy control (primary: {PRIMARY:g})"
+    report.tables.append(Table(title, header, rows, trained_for(measured)))
     report.tables.append(_by_task(table))
     apart = replay_difference(measured)
     exact = sum(value == 0.0 for value in apart.values())
