@@ -25,8 +25,9 @@ def test_the_tutorial_runs_as_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("own-environment.md")
     exec(compile(code, "docs/own-environment.md", "exec"), {"__name__": "tutorial"})
-    cost, deployed = capsys.readouterr().out.splitlines()
+    cost, page, deployed = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"mean cost per step 0\.\d{3}, limit 0\.05", cost)
+    assert "tutorial:Cart, limit 0.05" in Path(page).read_text(encoding="utf-8")
     assert deployed == "0.05 mean cost per step (1,)"
 
 

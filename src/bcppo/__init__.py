@@ -33,6 +33,7 @@ _LATE = {
     "suggest_limit": "bcppo.limits",
     "train": "bcppo.run",
     "train_fleet": "bcppo.fleet",
+    "write_report": "bcppo.report.page",
 }
 __all__ = ["TASKS", "BcppoError", "ConfigError", "Task", "__version__", "make_task"]
 

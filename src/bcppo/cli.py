@@ -22,7 +22,7 @@ USAGE = """usage: bcppo COMMAND …
   evaluate       evaluate the policy a run left       bcppo evaluate runs/first --episodes 200
   suggest-limit  a cost limit by the paper's recipe   bcppo suggest-limit --task hopper --fraction 0.85
   study          list, run or look at a study         bcppo study run smoke --out runs/smoke
-  report         a study's tables, figures and page   bcppo report runs/smoke --open
+  report         tables, figures and a page of runs   bcppo report runs/smoke --open
   pack           a study in its published form        bcppo pack runs/smoke results/smoke
   diagnose       the paper's diagnostics of runs      bcppo diagnose calibration runs/* --out diagnostics
   export         write a policy for another runtime   bcppo export runs/first --format onnx
@@ -211,10 +211,14 @@ def _diagnose(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     options = tyro.cli(flags.Report, args=arguments, prog="bcppo report")
-    from bcppo.report.page import write_report
+    from bcppo.report import load_study
+    from bcppo.report.page import write_records
 
-    page = write_report(options.study, options.out)
-    print(f"page: {page}")
+    records = load_study(options.folder)
+    page = write_records(records, options.out or options.folder / "report")
+    print(f"{int(records.runs['usable'].sum())} of {records.runs.height} runs used; page: {page}")
+    for problem in records.problems:
+        print(f"  {problem.sentence}")
     if options.open:
         import webbrowser
 

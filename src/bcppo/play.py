@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bcppo.config import RunConfig
+from bcppo.config import OWN_TASK, RunConfig
 from bcppo.errors import ConfigError, MissingDependency
 from bcppo.evaluation import Episode, evaluate_policy
 from bcppo.policy import load_policy
@@ -21,7 +21,6 @@ from bcppo.records import write_atomically
 from bcppo.reenact import make_environment, open_finished_run, recorded_episodes, require_same
 from bcppo.rollout import MakeEnv
 from bcppo.tasks import TASKS, make_task
-from bcppo.worker import OWN_TASK
 
 BAND = 64
 """Height of the caption above the picture, in pixels."""

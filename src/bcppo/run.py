@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.config import RunConfig, digest, to_json
+from bcppo.config import OWN_TASK, RunConfig, digest, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.evaluation import CVAR_LEVEL
 from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
@@ -33,7 +33,7 @@ from bcppo.settings import paper_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
-from bcppo.worker import OWN_TASK, environment_factory, own_environment
+from bcppo.worker import environment_factory, own_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
@@ -387,11 +387,19 @@ def train(
     folder = RunFolder(out)
     run = Run(method, config, folder, make_env)
     try:
-        folder.create(method, config, str(resolve_device(config.device)))
+        notes = {"environment": _origin(make_env)} if make_env else {}
+        folder.create(method, config, str(resolve_device(config.device)), notes)
     except BaseException:
         run.close()
         raise
     return _drive([run], watch or silent(), fresh=True)
+
+
+def _origin(make_env: MakeEnv) -> str:
+    """Where an environment of one's own comes from, as far as that has a name."""
+    name = getattr(make_env, "__qualname__", type(make_env).__qualname__)
+    module = getattr(make_env, "__module__", "__main__")
+    return name if module == "__main__" else f"{module}:{name}"
 
 
 def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | None = None) -> RunFolder:

@@ -33,15 +33,21 @@ def page_data(records: StudyRecords, stats: Statistics) -> dict[str, Any]:
     cells = Cells(records, stats)
     keys = [(method, "") for method in cells.methods()] + cells.variants()
     index = {key: number for number, key in enumerate(keys)}
-    limits = dict(stats.cells.filter(pl.col("limit_rate").is_not_null()).select("task", "limit_rate").iter_rows())
     return {
-        "tasks": [{"id": task, "label": task_label(task), "limit": limits.get(task, 0.0)} for task in cells.tasks],
+        "tasks": [_task(task, stats) for task in cells.tasks],
         "series": [_series(key, number) for key, number in index.items()],
         "points": _points(stats, index),
         "paper": _paper_points(cells, index),
         "curves": _curves(records, index),
         "runs": _runs(records, stats, index),
     }
+
+
+def _task(task: str, stats: Statistics) -> dict[str, Any]:
+    """A task and its limit; runs of one task that have several are not drawn with any (0)."""
+    limits = stats.cells.filter(pl.col("task") == task)["limit_rate"].drop_nulls().unique().to_list()
+    limit = limits[0] if len(limits) == 1 else 0.0
+    return {"id": task, "label": task_label(task) + (f", limit {limit:.8g}" if limit else ""), "limit": limit}
 
 
 def _series(key: tuple[str, str], number: int) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def _paper_points(cells: Cells, index: dict[tuple[str, str], int]) -> list[dict[
 
 
 def _curves(records: StudyRecords, index: dict[tuple[str, str], int]) -> dict[str, Any]:
-    ablated = any(variant for _, variant in index)
+    ablated = records.planned and any(variant for _, variant in index)
     shown = {}
     for quantity, name in QUANTITIES.items():
         update = quantity in ("sigma_c", "multiplier")
