@@ -384,15 +384,18 @@ def train(
         raise ConfigError(f"Give a config or settings, not both: {', '.join(settings)} would be ignored.")
     if make_env and config.task in TASKS:
         raise ConfigError(f"make_env makes an environment of your own, but '{config.task}' is a task of the paper's.")
-    folder = RunFolder(out)
+    folder, watch = RunFolder(out), watch or silent()
     run = Run(method, config, folder, make_env)
     try:
+        anew = folder.came_to_nothing
         notes = {"environment": _origin(make_env)} if make_env else {}
         folder.create(method, config, str(resolve_device(config.device)), notes)
+        if anew:
+            watch.warn(f"The run in {folder.path} had ended before its first update; it is begun anew.")
     except BaseException:
         run.close()
         raise
-    return _drive([run], watch or silent(), fresh=True)
+    return _drive([run], watch, fresh=True)
 
 
 def _origin(make_env: MakeEnv) -> str:
