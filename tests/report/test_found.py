@@ -16,6 +16,7 @@ import bcppo
 from bcppo import cli
 from bcppo.report import StudyError, load_study, pack_study
 from bcppo.report.claims import claims_of
+from bcppo.report.pagedata import page_data
 from bcppo.report.stats import statistics
 from bcppo.report.tables import tables_of
 
@@ -64,15 +65,18 @@ def test_what_is_unfinished_or_damaged_is_named_and_missing_from_its_cell(tmp_pa
 
 
 def test_runs_of_other_settings_are_variants_and_never_averaged(tmp_path):
+    make_runs(tmp_path, tasks=["goal1"], methods=["cppo"], seeds=(0, 1))
     make_runs(tmp_path, tasks=["goal1"], methods=["bcppo"], seeds=(0, 1))
     make_runs(tmp_path / "sweep", tasks=["goal1"], methods=["bcppo"], seeds=(0, 1),
               variants={"x": {"beta": 0.1}, "y": {"members": 3, "hidden": (32, 32)}})  # fmt: skip
     records = load_study(tmp_path)
     assert records.problems == ()
     by_variant = dict(records.runs.group_by("variant").agg(pl.col("protocol").n_unique()).iter_rows())
-    assert by_variant == {"": 1, "beta=0.1": 1, "hidden=32x32, M=3": 1}
-    names = {table.name for table in tables_of(records, statistics(records, draws=20))}
-    assert {"main", "ablations"} <= names
+    assert by_variant == {"": 2, "beta=0.1": 1, "hidden=32x32, M=3": 1}
+    stats = statistics(records, draws=20)
+    assert {"main", "variants"} <= {table.name for table in tables_of(records, stats)}
+    looks = [(series["light"], series["shape"]) for series in page_data(records, stats)["series"]]
+    assert len(set(looks)) == 4
 
 
 def test_methods_are_compared_only_where_their_steps_agree(tmp_path):
@@ -86,6 +90,16 @@ def test_methods_are_compared_only_where_their_steps_agree(tmp_path):
     records = load_study(tmp_path)
     assert set(records.runs["variant"]) == {""}
     assert statistics(records, draws=20).comparisons["pairs"].to_list() == [2]
+
+
+def test_seeds_are_counted_against_those_of_the_task(tmp_path):
+    make_runs(tmp_path, tasks=["goal1"], methods=["bcppo"], seeds=(0, 1, 2))
+    make_runs(tmp_path / "more", tasks=["goal1"], methods=["cppo"], seeds=[1])
+    make_runs(tmp_path / "else", tasks=["hopper"], methods=["bcppo"], seeds=[4])
+    cells = cells_of(load_study(tmp_path))
+    assert {key: (cell["seeds"], cell["expected"]) for key, cell in cells.items()} == {
+        ("goal1", "bcppo", ""): (3, 3), ("goal1", "cppo", ""): (1, 3), ("hopper", "bcppo", ""): (1, 1),
+    }  # fmt: skip
 
 
 def test_a_run_made_twice_counts_once_the_finished_one(tmp_path):

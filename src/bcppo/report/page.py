@@ -85,7 +85,7 @@ def render_page(
     sections = "".join(f'<section id="{key}"><h2>{SECTIONS[key]}</h2>{body}</section>' for key, body in parts.items())
     return Template(_template("page.html")).substitute(
         title=html.escape(records.title or records.name or "A study"),
-        name=html.escape(records.name),
+        name=html.escape(f"study {records.name}" if records.planned else records.name),
         facts=_facts(records, stats),
         navigation="".join(f'<a href="#{key}">{SECTIONS[key]}</a>' for key in parts),
         sections=sections,
@@ -169,7 +169,7 @@ def _table(table: Table) -> str:
         body.append(f"<tr{' class=rule' if number in table.rules else ''}>{first}{cells}</tr>")
     notes = "".join(f"<li>{mark(i)}: {html.escape(note)}</li>" for i, note in enumerate(table.notes))
     notes = f'<ul class="notes">{notes}</ul>' if notes else ""
-    opened = " open" if table.name in ("main", "ablations") else ""
+    opened = " open" if table.name in ("main", "ablations", "variants") else ""
     return (
         f'<div class="card table"><details{opened}><summary><b>{title}</b></summary><div class="scroll">'
         f'<table class="sortable" id="table-{html.escape(table.name)}"><thead><tr>{head}</tr></thead>'

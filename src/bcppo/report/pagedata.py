@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shlex
+from itertools import count
 from typing import Any
 
 import polars as pl
@@ -35,7 +36,7 @@ def page_data(records: StudyRecords, stats: Statistics) -> dict[str, Any]:
     index = {key: number for number, key in enumerate(keys)}
     return {
         "tasks": [_task(task, stats) for task in cells.tasks],
-        "series": [_series(key, number) for key, number in index.items()],
+        "series": _series(keys),
         "points": _points(stats, index),
         "paper": _paper_points(cells, index),
         "curves": _curves(records, index),
@@ -50,15 +51,20 @@ def _task(task: str, stats: Statistics) -> dict[str, Any]:
     return {"id": task, "label": task_label(task) + (f", limit {limit:.8g}" if limit else ""), "limit": limit}
 
 
-def _series(key: tuple[str, str], number: int) -> dict[str, Any]:
-    method, variant = key
+def _series(keys: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """How each method and variant looks: a method always the same, a variant like none of the methods shown."""
     names = list(METHODS)
-    place = names.index(method) if not variant and method in names else number
-    light = COLOURS.get(names[place % len(names)], "#777777")
-    return {
-        "label": label(method, variant), "light": light, "dark": DARK.get(names[place % len(names)], light),
-        "shape": SHAPES[place % len(SHAPES)], "dash": DASHES[place % len(DASHES)], "main": key == ("bcppo", ""),
-    }  # fmt: skip
+    own = {key: names.index(key[0]) for key in keys if key[0] in names and not key[1]}
+    free = (place for place in count() if place not in own.values())
+    series = []
+    for key in keys:
+        place = own[key] if key in own else next(free)
+        light = COLOURS.get(names[place % len(names)], "#777777")
+        series.append({
+            "label": label(*key), "light": light, "dark": DARK.get(names[place % len(names)], light),
+            "shape": SHAPES[place % len(SHAPES)], "dash": DASHES[place % len(DASHES)], "main": key == ("bcppo", ""),
+        })  # fmt: skip
+    return series
 
 
 def _points(stats: Statistics, index: dict[tuple[str, str], int]) -> list[dict[str, Any]]:

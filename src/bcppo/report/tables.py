@@ -95,10 +95,10 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
     if variants:
         whole = [(method, "") for method in cells.methods() if method in {method for method, _ in variants}]
         caption = _ABLATION_CAPTION if cells.planned else _VARIANT_CAPTION
-        rows = whole + variants
-        tables.append(_layout(cells, ("ablations", caption + cells.limits()), rows, MAIN_METRICS))
-        tables.append(_layout(cells, ("ablations_more", _MORE_CAPTION), rows, MORE_METRICS))
-        tables += _beside(cells, "ablations_paper_and_ours", rows)
+        name, rows = "ablations" if cells.planned else "variants", whole + variants
+        tables.append(_layout(cells, (name, caption + cells.limits()), rows, MAIN_METRICS))
+        tables.append(_layout(cells, (f"{name}_more", _MORE_CAPTION), rows, MORE_METRICS))
+        tables += _beside(cells, f"{name}_paper_and_ours", rows)
     return tables
 
 
@@ -303,7 +303,8 @@ def to_markdown(table: Table) -> str:
     lines = ["| " + " | ".join(map(_escape_markdown, table.header)) + " |", "|" + "---|" * len(table.header)]
     lines += ["| " + " | ".join(map(text, row)) + " |" for row in table.rows]
     notes = [f"<sup>{mark(number)}</sup> {_escape_markdown(note)}" for number, note in enumerate(table.notes)]
-    return "\n".join([*lines, "", table.caption, *(["", "<br>\n".join(notes)] if notes else [])]) + "\n"
+    lines += ["", _escape_markdown(table.caption), *(["", "<br>\n".join(notes)] if notes else [])]
+    return "\n".join(lines) + "\n"
 
 
 def _escape_markdown(text: str) -> str:
