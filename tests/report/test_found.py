@@ -14,8 +14,10 @@ from tiny_cmdp import TinyCMDP
 
 import bcppo
 from bcppo import cli
+from bcppo.records import read_rows, write_rows
 from bcppo.report import StudyError, load_study, pack_study
 from bcppo.report.claims import claims_of
+from bcppo.report.figures import figures_of
 from bcppo.report.pagedata import page_data
 from bcppo.report.stats import statistics
 from bcppo.report.tables import tables_of
@@ -177,6 +179,20 @@ def test_the_command_line_reports_runs_and_says_which_it_could_not_use(own, tmp_
     assert "tiny_cmdp:TinyCMDP, limit 0.25" in page
     assert "bcppo pack" not in page
     assert load_study(folder).runs.height == 3  # the report itself is no run
+
+
+def test_costs_of_zero_and_bands_down_to_zero_leave_a_figure_to_read(tmp_path):
+    make_runs(tmp_path, tasks=["goal1", "hopper"], methods=["bcppo"], seeds=(0, 1), steps=2048)
+    for run, tail in (("goal1-bcppo-seed0", [0.2, 0.1]), ("goal1-bcppo-seed1", [1e-17, 0.1]),
+                      ("hopper-bcppo-seed0", [0.0, 0.0]), ("hopper-bcppo-seed1", [0.0, 0.0])):  # fmt: skip
+        path = tmp_path / run / "progress.parquet"
+        write_rows(path, read_rows(path) | {"cost_cvar95": tail})
+    records = load_study(tmp_path)
+    figures = figures_of(records, statistics(records, draws=20))
+    (drawn,) = [figure.draw() for figure in figures if figure.name == "curves_cost_cvar95"]
+    goal, hopper = drawn.axes[:2]
+    assert (goal.get_yscale(), hopper.get_yscale()) == ("log", "linear")
+    assert goal.get_ylim()[0] == pytest.approx(0.01)  # a tenth of the lowest mean, not the band's 1e-17
 
 
 def test_folders_without_runs_and_packing_without_a_study_are_refused(tmp_path):

@@ -208,9 +208,12 @@ def _curve_figure(
                 _draw_curve(axis, rows.filter(own), None if points is None else points.filter(own), line, number)
             axis.set_title(task_label(task))
             steps_axis(axis, int(rows.filter(pl.col("task") == task)["step"].max()))  # type: ignore[arg-type]
-            if quantity == "cost_cvar95" and (rows.filter(pl.col("task") == task)["mean"] > 0).any():
+            positive = rows.filter((pl.col("task") == task) & (pl.col("mean") > 0))["mean"].to_list()
+            if quantity == "cost_cvar95" and positive:
                 axis.set_yscale("log")
                 low, high = axis.get_ylim()
+                low = max(low, min(positive) / 10)  # a band that reaches down to 0 would take the whole of the axis
+                axis.set_ylim(low, high)
                 plain_log(axis.yaxis, high / low)
         for axis in axes[:: min(3, len(axes))]:
             axis.set_ylabel(QUANTITIES[quantity])
