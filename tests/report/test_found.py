@@ -178,6 +178,8 @@ def test_the_command_line_reports_runs_and_says_which_it_could_not_use(own, tmp_
     page = (folder / "report" / "report.html").read_text()
     assert "tiny_cmdp:TinyCMDP, limit 0.25" in page
     assert "bcppo pack" not in page
+    assert "--task tiny_cmdp:make" in page
+    assert "--task own" not in page  # nothing that `bcppo train` could run
     assert load_study(folder).runs.height == 3  # the report itself is no run
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from bcppo.config import to_json
+from bcppo.config import OWN_TASK, to_json
 from bcppo.report.canvas import COLOURS
 from bcppo.report.curves import QUANTITIES, curves
 from bcppo.report.entries import typed_config
@@ -173,6 +173,8 @@ def train_command(run: str, method: str, values: dict[str, Any]) -> str:
         config = None
     if config is None:
         return "not known: the run's settings are of another version"
+    if config.task == OWN_TASK:
+        return "none: its environment came from Python, by make_env"
     ours, preset = to_json(config), to_json(paper_preset(type(config), config.task))
     words = [
         "bcppo",
