@@ -1,11 +1,12 @@
 """How fast fleets train, beside the raw physics of the same cores: `python bench/fleet.py [--tasks …] [--runs 1 5 30]`.
 
-For each task the raw rate comes first: one process a worker, each doing nothing but the physics of that task's steps
-(ten mj_step and one mj_forward for the navigation tasks, Gymnasium's frame skip for the others) on random actions, all
-at once. Then fleets of growing size are trained for a few updates, the first of which are not counted: environment
-steps a second of all runs together, their share of the raw rate, seconds for a million steps of every run, the GPU's
-utilisation and memory, and the resident memory of learner and workers. `--json` keeps the rows, `--plot` draws cost
-against growth. On a GPU fleets are stacked; on the CPU each run has a process.
+Fleets of growing size are trained for some updates, the first of which are not counted: environment steps a second of
+all runs together, seconds for a million steps of every run, the GPU's utilisation and memory, and the resident memory
+of learner and workers. Beside each, the raw rate: one process a worker, all at once, each doing nothing but the physics
+of that task's steps. Contacts make physics slower, and a policy chooses its contacts, so it is measured on random
+actions (before the fleet and after it: machines are noisy) and at the states which the fleet's final policies visit.
+`--json` keeps the rows, `--plot` draws cost against growth. On a GPU fleets are stacked; on the CPU each run has a
+process.
 """
 
 from __future__ import annotations
@@ -22,51 +23,83 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-BARS = {"goal1": 0.65, "button1": 0.75, "push1": 0.75}
 
 
 # --- the floor --------------------------------------------------------------------------------------------------------
 
 
-def raw_child(task: str, seconds: float) -> None:
-    """Steps of bare physics in so many seconds, begun when a line comes in."""
+STATE = ("qpos", "qvel", "qacc_warmstart", "mocap_pos", "mocap_quat")
+
+
+def raw_child(task: str, seconds: float, policy: str) -> None:
+    """(Steps, seconds) of bare physics at the states a policy visits, begun when a line comes in.
+
+    Ten mj_step and one mj_forward for the navigation tasks, Gymnasium's frame skip for the others; `policy` is a run's
+    file, or '-' for actions drawn uniformly. The states are visited first; only MuJoCo is timed.
+    """
     import mujoco
-    import numpy as np
 
     import bcppo
 
     env = bcppo.make_task(task)
-    env.reset(seed=os.getpid())
     base = env.unwrapped
     model, data, frames = base.model, base.data, getattr(base, "frame_skip", 10)
     forward = task not in ("hopper", "ant")
-    actions = np.random.default_rng(os.getpid()).uniform(-1, 1, (4096, *env.action_space.shape))
-    start_state = data.qpos.copy(), data.qvel.copy()
+    moments = visits(env, policy)
+    arrays = [getattr(data, name) for name in STATE]
+    print("ready", flush=True)
     sys.stdin.readline()
-    count, end = 0, perf_counter() + seconds
+    count, spent, end = 0, 0.0, perf_counter() + seconds
     while perf_counter() < end:
-        for _ in range(50):
-            data.ctrl[:] = actions[count % 4096]
-            mujoco.mj_step(model, data, frames)
-            if forward:
-                mujoco.mj_forward(model, data)
-            count += 1
-            if count % 1000 == 0:
-                data.qpos[:], data.qvel[:] = start_state
-    print(count)
+        control, values = moments[count % len(moments)]
+        for array, value in zip(arrays, values):
+            array[:] = value
+        data.ctrl[:] = control
+        start = perf_counter()
+        mujoco.mj_step(model, data, frames)
+        if forward:
+            mujoco.mj_forward(model, data)
+        spent += perf_counter() - start
+        count += 1
+    print(count, spent)
 
 
-def raw_rate(task: str, workers: int, seconds: float) -> float:
-    """Steps a second of all workers together."""
-    command = [sys.executable, __file__, "--raw-child", task, str(seconds)]
+def visits(env, policy: str, steps: int = 2000) -> list[tuple]:
+    """(control, state) of so many steps of a policy that explores as in training."""
+    import numpy as np
+
+    from bcppo.policy import UniformPolicy, load_policy
+
+    low, high = env.action_space.low, env.action_space.high
+    actor = UniformPolicy(low, high) if policy == "-" else load_policy(Path(policy))
+    noise, data, moments = np.random.default_rng(os.getpid()), env.unwrapped.data, []
+    observation, _ = env.reset(seed=os.getpid())
+    for _ in range(steps):
+        action = actor.sample(observation, noise.standard_normal(low.shape, dtype=np.float32))
+        state = [getattr(data, name).copy() for name in STATE]
+        observation, _, terminated, truncated, _ = env.step(np.clip(action, low, high))
+        moments.append((data.ctrl.copy(), state))
+        if terminated or truncated:
+            observation, _ = env.reset()
+    return moments
+
+
+def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> float:
+    """Steps a second of all workers together, each at the states of one of these policies."""
     children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(workers)
-    ]
-    sleep(4.0)  # all have made their environment by then
+        subprocess.Popen(
+            [sys.executable, __file__, "--raw-child", task, str(seconds), policies[index % len(policies)]],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for index in range(workers)
+    ]  # fmt: skip
+    for child in children:
+        child.stdout.readline()  # type: ignore[union-attr]
     for child in children:
         child.stdin.write("\n")  # type: ignore[union-attr]
         child.stdin.flush()  # type: ignore[union-attr]
-    return sum(int(child.communicate()[0]) for child in children) / seconds
+    results = [child.communicate()[0].split() for child in children]
+    return sum(int(count) / float(spent) for count, spent in results)
 
 
 # --- a fleet ----------------------------------------------------------------------------------------------------------
@@ -152,7 +185,8 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         torch.cuda.reset_peak_memory_stats()
         meter.start()
     with tempfile.TemporaryDirectory() as folder:
-        train_fleet(
+        before = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        folders = train_fleet(
             runs,
             out=folder,
             workers=options.workers,
@@ -160,7 +194,10 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
             worker_python=options.worker_python,
             watch=clock,
         )
-    meter.over = True
+        meter.over = True
+        policies = [str(one / "policy.safetensors") for one in folders]
+        visited = raw_rate(task, options.workers, options.raw_seconds, policies)
+        after = raw_rate(task, options.workers, options.raw_seconds, ["-"])
     # From the moment every run has been through its first updates until the first run is through with its last.
     skip = 1 if updates > 2 else 0
     begin = max(marks[skip][0] for marks in clock.marks.values())
@@ -170,6 +207,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
     busy = [value for value in meter.samples if value > 0] if cuda else []
     return {
         "method": method, "task": task, "runs": count, "rate": rate, "seconds_per_million": 1e6 * count / rate,
+        "raw_random": [before, after], "raw_visited": visited,
         "gpu_utilisation": statistics.mean(busy) if busy else float("nan"),
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
         "resident_megabytes": clock.megabytes, "workers": options.workers, "measured_seconds": end - begin,
@@ -227,10 +265,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--from-json", type=Path, nargs="+", help="draw these rows and measure nothing")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--raw-child", nargs=2, metavar=("TASK", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--raw-child", nargs=3, metavar=("TASK", "SECONDS", "POLICY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.raw_child:
-        raw_child(options.raw_child[0], float(options.raw_child[1]))
+        task, seconds, policy = options.raw_child
+        raw_child(task, float(seconds), policy)
         return
     rows: list[dict] = [row for path in options.from_json or [] for row in json.loads(path.read_text())]
     if not rows:
@@ -244,16 +283,19 @@ def main() -> None:
 def benchmark(options: argparse.Namespace) -> list[dict]:
     rows: list[dict] = []
     for task in options.tasks:
-        raw = raw_rate(task, options.workers, options.raw_seconds)
-        print(f"\n{task}: raw physics on {options.workers} processes {raw:,.0f} steps/s\n", flush=True)
-        print("| runs | steps/s, all | share of raw | s per 10⁶ steps of all | GPU % | GPU MB | MB resident |")
-        print("|---|---|---|---|---|---|---|", flush=True)
+        print(f"\n{task}, {options.workers} workers; raw: physics alone, in steps/s, on the same cores\n", flush=True)
+        print("| runs | steps/s, all | raw, random actions (before, after) | raw, the runs' own states | share of each "
+              "| s per 10⁶ steps of all | GPU % | GPU MB | MB resident | window, s |")  # fmt: skip
+        print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
         for count in options.runs:
-            row = measure(options.method, task, count, options.updates, options) | {"raw": raw}
+            row = measure(options.method, task, count, options.updates, options)
             rows.append(row)
+            (before, after), visited = row["raw_random"], row["raw_visited"]
+            shares = " / ".join(f"{row['rate'] / raw:.2f}" for raw in (before, after, visited))
             print(
-                f"| {count} | {row['rate']:,.0f} | {row['rate'] / raw:.2f} | {row['seconds_per_million']:,.0f} "
-                f"| {row['gpu_utilisation']:.0f} | {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} |",
+                f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {shares} "
+                f"| {row['seconds_per_million']:,.0f} | {row['gpu_utilisation']:.0f} | {row['gpu_megabytes']:,.0f} "
+                f"| {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
                 flush=True,
             )
     return rows

@@ -37,6 +37,8 @@ IMPOSSIBLE = {
     "initial_log_std": [NAN, -INF, 50.0],
     "max_grad_norm": [-1.0, NAN, INF],
     "entropy_bonus": [-0.01, NAN],
+    "normalize_observations": [1, None],
+    "reward_scale": [0.0, -1.0, NAN, INF],
     "proportional_gain": [-0.2, NAN, INF],
     "integral_gain": [-0.02, NAN],
     "derivative_gain": [-0.05, NAN],
@@ -104,7 +106,8 @@ def test_the_preset_is_the_papers(task: str) -> None:
     assert (config.multiplier_max, config.keep_probability, config.disagreement_floor) == (50.0, 0.8, 1e-6)
     assert (config.learning_rate, config.hidden, config.discount, config.trace_decay) == (3e-4, (256, 256), 0.99, 0.95)
     assert (config.clip, config.initial_log_std, config.num_envs) == (0.2, -0.5, 1)
-    assert (config.max_grad_norm, config.entropy_bonus) == (0.0, 0.0)
+    assert (config.max_grad_norm, config.entropy_bonus, config.reward_scale) == (0.0, 0.0, 1.0)
+    assert not config.normalize_observations
     assert config.anti_windup
     assert config.branch_normalization
     assert not config.raw_disagreement
@@ -112,6 +115,24 @@ def test_the_preset_is_the_papers(task: str) -> None:
     assert config.limit_rate == {"hopper": 0.015898692, "ant": 3.4}.get(task, 0.65)
     assert (config.steps, config.eval_episodes, list(config.eval_seeds)) == (1_000_000, 20, list(range(10_000, 10_020)))
     assert make_config("bcppo", task) == config
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_quick_preset_is_the_papers_but_for_what_it_names(task: str) -> None:
+    config = make_config("bcppo", task, preset="quick", seed=3)
+    changed = {
+        "steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 1e-3, "multiplier_max": 1.0,
+        "proportional_gain": 0.02, "integral_gain": 0.0, "derivative_gain": 0.0,
+    }  # fmt: skip
+    assert config == dataclasses.replace(paper_preset(BCPPOConfig, task), seed=3, **changed)
+    assert protocol_id("bcppo", config) != protocol_id("bcppo", paper_preset(BCPPOConfig, task))
+
+
+def test_a_preset_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no preset named 'quik'.*Did you mean 'quick'\?"):
+        make_config("bcppo", preset="quik")
+    with pytest.raises(ConfigError, match="'quick' is for the PPO family; 'cpo' has the preset 'paper' only"):
+        make_config("cpo", preset="quick")
 
 
 def test_a_limit_of_ones_own_goes_before_the_tasks() -> None:

@@ -27,8 +27,17 @@ def run(tmp_path_factory) -> Path:
     return out
 
 
-def test_it_measures_what_the_restored_learner_predicts(run):
+@pytest.fixture(scope="module")
+def normalized_run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("normalized") / "run"
+    bcppo.train(method="bcppo", members=3, normalize_observations=True, out=out, **SMALL)
+    return out
+
+
+@pytest.mark.parametrize("which", ["run", "normalized_run"])
+def test_it_measures_what_the_restored_learner_predicts(which, request):
     """Against the learner itself, restored from the same checkpoint."""
+    run = request.getfixturevalue(which)
     import torch
 
     from bcppo.algorithms import CONFIGS
@@ -42,7 +51,14 @@ def test_it_measures_what_the_restored_learner_predicts(run):
     rng = np.random.default_rng(0)
     observations, actions = rng.normal(size=(5000, 2)), rng.normal(0, 2, (5000, 1))
     executed = np.clip(actions, -1, 1)  # what the critics saw
-    rows = torch.from_numpy(np.concatenate([observations, executed], 1).astype(np.float32))[None]
+    if which == "normalized_run":
+        memory = {name: part[0].numpy() for name, part in trainer.learner.memory().items()}
+        std = np.sqrt(memory["squares"] / (memory["observations"] - 1))
+        assert not np.allclose(std, 1.0)
+        observations_seen = np.clip((observations - memory["mean"]) / np.maximum(std, 0.01), -5.0, 5.0)
+    else:
+        observations_seen = observations
+    rows = torch.from_numpy(np.concatenate([observations_seen, executed], 1).astype(np.float32))[None]
     with torch.no_grad():
         predictions = trainer.learner.signal.critics(rows)[0, ..., 0].double().numpy()
     measured = load_monitor(run).measure(observations, actions)

@@ -126,14 +126,12 @@ def _fleet(arguments: list[str]) -> None:
 
 def _parse(arguments: list[str]) -> tuple[flags.Train, Any]:
     """Train's options, and the preset's config with the flags applied: every field of the method's config is a flag."""
-    from bcppo.settings import paper_preset
+    from bcppo.settings import make_preset
 
-    method, preset = _flag(arguments, "method") or "bcppo", _flag(arguments, "preset") or "paper"
+    method, task = _flag(arguments, "method") or "bcppo", _flag(arguments, "task") or "goal1"
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    if preset != "paper":
-        raise unknown_name("preset", preset, ["paper"])
-    config = paper_preset(METHODS[method].config, _flag(arguments, "task") or "goal1")
+    config = make_preset(_flag(arguments, "preset") or "paper", method, METHODS[method].config, task)
     both = _both(type(config))
     default = both(run=flags.Train(out=tyro.MISSING), config=config)
     parsed: Any = parse(both, arguments, "bcppo train", default=default, description=flags.Train.__doc__)

@@ -40,7 +40,8 @@ TURNS = 3
 
 _SHAPING = (
     "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
-    "bonus", "quantiles", "window", "buffer", "random_steps", "polyak", "conjugate_gradient_steps", "search_steps",
+    "normalize_observations", "bonus", "quantiles", "window", "buffer", "random_steps", "polyak",
+    "conjugate_gradient_steps", "search_steps",
 )  # fmt: skip
 """Settings that runs of one stack have in common; all others may differ."""
 

@@ -41,11 +41,15 @@ class Monitor:
     """The M cost critics of a run, in float32."""
 
     def __init__(
-        self, layers: list[tuple[np.ndarray, np.ndarray]], low: np.ndarray, high: np.ndarray, floor: float
+        self, layers: list[tuple[np.ndarray, np.ndarray]], policy: Mapping[str, np.ndarray], floor: float
     ) -> None:
-        self._layers, self._low, self._high, self._floor = layers, low, high, np.float32(floor)
+        """`policy`: the action space's low and high, and where observations are normalised, offset, scale and bound."""
+        self._layers, self._floor = layers, np.float32(floor)
+        self._low, self._high = (policy[name].astype(np.float32) for name in ("low", "high"))
+        names = ("offset", "scale", "bound") if "offset" in policy else ()
+        self._normalization = [policy[name].astype(np.float32) for name in names]
         self.members = layers[0][0].shape[0]
-        self.action_width = len(low)
+        self.action_width = len(self._low)
         self.observation_width = layers[0][0].shape[1] - self.action_width
 
     def predict(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -55,12 +59,19 @@ class Monitor:
         for start in range(0, len(observations), _ROWS):
             rows = slice(start, start + _ROWS)
             executed = np.clip(actions[rows], self._low, self._high)
-            hidden = np.concatenate([observations[rows], executed], axis=1)[None]
+            hidden = np.concatenate([self._seen(observations[rows]), executed], axis=1)[None]
             for weight, bias in self._layers[:-1]:
                 hidden = np.tanh(hidden @ weight + bias[:, None])
             weight, bias = self._layers[-1]
             parts.append((hidden @ weight + bias[:, None])[..., 0])
         return np.concatenate(parts, axis=1) if parts else np.zeros((self.members, 0), np.float32)
+
+    def _seen(self, observations: np.ndarray) -> np.ndarray:
+        """What the critics are shown of observations."""
+        if not self._normalization:
+            return observations
+        offset, scale, bound = self._normalization
+        return np.clip((observations - offset) / scale, -bound, bound)
 
     def measure(self, observations: np.ndarray, actions: np.ndarray) -> Measured:
         """μ_c and σ_c of logged steps: observations [N, obs] in which actions [N, act] were taken."""
@@ -88,11 +99,10 @@ def load_monitor(folder: str | Path) -> Monitor:
     checkpoint, _ = read_tensors(folder / "checkpoint.safetensors")
     policy, _ = read_tensors(folder / "policy.safetensors")
     try:
-        low, high = (policy[name].astype(np.float32) for name in ("low", "high"))
-        layers = _layers(checkpoint, settings, low)
+        layers = _layers(checkpoint, settings, len(policy["low"]))
+        return Monitor(layers, policy, float(settings["disagreement_floor"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FolderError(f"The checkpoint in {folder} does not fit its config: {error}.") from error
-    return Monitor(layers, low, high, float(settings["disagreement_floor"]))
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
@@ -108,12 +118,12 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _layers(tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any], low: np.ndarray) -> list:
+def _layers(tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any], actions: int) -> list:
     """(weight [M, in, out], bias [M, out]) of each layer; the last is stored wider than it is and cut to one number."""
     hidden, members = settings["hidden"], settings["members"]
     first = tensors[f"{_PREFIX}weight0"].shape[1]
     sizes = [first, *hidden, 1]
-    if first <= len(low):
+    if first <= actions:
         raise ValueError("the critics see no observation")
     layers = []
     for layer, (width_in, width_out) in enumerate(pairwise(sizes)):

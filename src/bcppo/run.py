@@ -29,7 +29,7 @@ from bcppo.policy import NumpyPolicy, save_policy
 from bcppo.pool import RemoteCollector, Worker
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
 from bcppo.rollout import Collector, MakeEnv, Rollout
-from bcppo.settings import paper_preset
+from bcppo.settings import make_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
@@ -370,8 +370,9 @@ def train(
 ) -> RunFolder:
     """Train one run into a new folder `out` and return it.
 
-    Give a config, or a task and settings over the paper's preset. `make_env` makes an environment of your own (it must
-    report info['cost'], or be given a cost by `make_task`); then give a `cost_limit_rate`, the mean cost allowed.
+    Give a config, or a task and settings over a preset (the paper's, or `preset="quick"`). `make_env` makes an
+    environment of your own (it must report info['cost'], or be given a cost by `make_task`); then give a
+    `cost_limit_rate`, the mean cost allowed.
 
     >>> import bcppo, tempfile
     >>> folder = bcppo.train(task="hopper", steps=1024, eval_episodes=2, out=tempfile.mkdtemp() + "/run")
@@ -417,16 +418,16 @@ def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | N
     return _drive([Run(method, config, folder, make_env)], watch or silent(), fresh=False)
 
 
-def make_config(method: str = "bcppo", task: str = "goal1", **settings: Any) -> RunConfig:
-    """The paper's settings of a method on a task, with changes."""
+def make_config(method: str = "bcppo", task: str = "goal1", preset: str = "paper", **settings: Any) -> RunConfig:
+    """A preset's settings of a method on a task (see `bcppo.settings.make_preset`), with changes."""
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    preset = paper_preset(METHODS[method].config, task)
-    known = {field.name for field in dataclasses.fields(preset)}
+    config = make_preset(preset, method, METHODS[method].config, task)
+    known = {field.name for field in dataclasses.fields(config)}
     for name in settings:
         if name not in known:
             raise unknown_name("setting", name, known)
-    return dataclasses.replace(preset, **settings)
+    return dataclasses.replace(config, **settings)
 
 
 def resolve_device(name: str) -> torch.device:

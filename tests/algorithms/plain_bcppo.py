@@ -57,6 +57,17 @@ class PlainBCPPO:
         }
         self.multiplier = self.integral = 0.0
         self.previous_error: float | None = None
+        self.seen: list[np.ndarray] = []
+
+    # --- before anything: what the networks see ---
+
+    def look(self, rows: Tensor) -> Tensor:
+        """Observations by mean and sample standard deviation of all rollouts before this one."""
+        if not (self.config.normalize_observations and self.seen):
+            return rows
+        past = np.concatenate(self.seen).astype(np.float64)
+        scale = np.maximum(past.std(axis=0, ddof=1), 0.01)
+        return torch.tensor(np.clip((rows.double().numpy() - past.mean(axis=0)) / scale, -5.0, 5.0)).float()
 
     # --- line 3: advantages and targets ---
 
@@ -134,14 +145,16 @@ class PlainBCPPO:
 
     def update(self, batch: Batch) -> None:
         c = self.config
-        observation, following = batch.observation[0], batch.next_observation[0]
+        observation, following = self.look(batch.observation[0]), self.look(batch.next_observation[0])
+        self.seen.append(batch.observation[0].numpy())
         action, executed = batch.action[0], batch.executed[0]
         with torch.no_grad():
             values = [net(observation)[:, 0].tolist() for net in (self.value_reward, self.value_cost)]
             next_values = [net(following)[:, 0].tolist() for net in (self.value_reward, self.value_cost)]
             old_log_prob = self.log_prob(observation, action)
         costs, ends = batch.cost[0].tolist(), batch.terminated[0].tolist()
-        reward_advantage = self.advantages(batch.reward[0].tolist(), values[0], next_values[0], batch)
+        rewards = (c.reward_scale * batch.reward[0]).tolist()
+        reward_advantage = self.advantages(rewards, values[0], next_values[0], batch)
         cost_advantage = self.advantages(costs, values[1], next_values[1], batch)
         targets = [torch.tensor(a + v) for a, v in zip((reward_advantage, cost_advantage), values)]
         y = torch.tensor([cost + c.discount * (not end) * v for cost, end, v in zip(costs, ends, next_values[1])])

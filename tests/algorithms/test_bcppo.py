@@ -102,6 +102,8 @@ VARIANTS = {
     "one member": {"members": 1},
     "gradient clipping": {"max_grad_norm": 0.05},
     "entropy bonus": {"entropy_bonus": 0.3},
+    "normalised observations": {"normalize_observations": True},
+    "scaled rewards, unnormalised branches": {"reward_scale": 0.1, "branch_normalization": False},
     "other gains and discounts": {
         "proportional_gain": 1.0, "integral_gain": 0.3, "derivative_gain": 0.4, "discount": 0.9, "trace_decay": 0.5,
         "clip": 0.05, "learning_rate": 2e-3, "keep_probability": 0.4, "alpha": 0.8, "kappa": 0.0, "multiplier_max": 1.2,

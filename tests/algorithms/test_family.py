@@ -18,7 +18,7 @@ from bcppo.algorithms.ppo import NoSignal, Unconstrained
 from bcppo.algorithms.qrppo import QuantileTail
 from bcppo.errors import ConfigError
 from bcppo.math.quantile import pinball_loss, quantile_levels
-from bcppo.policy import load_policy
+from bcppo.policy import NumpyPolicy, load_policy
 from bcppo.records import RunFolder
 from bcppo.run import Run, Trainer, resume, train
 from bcppo.settings import BCPPOConfig, CPPOConfig, PPOConfig, QRPPOConfig
@@ -52,6 +52,23 @@ def test_reward_ppo_ignores_the_cost() -> None:
     assert unconstrained.controller.multiplier.item() == 0.0
     assert same_policy(unconstrained, updated(PPOConfig, NoSignal, cost_limit_rate=1e6))
     assert not same_policy(unconstrained, updated(PPOConfig, NoSignal))
+
+
+def test_the_deployed_policy_normalises_as_the_learner_does() -> None:
+    learner = BCPPO([PPOConfig(**SMALL, normalize_observations=True)], WIDTHS, [Streams(0, 1)], CPU, signal=NoSignal)
+    rollouts = [batch(seed) for seed in range(3)]
+    for one in rollouts:
+        one.observation = 100.0 * one.observation + 7.0
+        learner.update(one)
+    observed = torch.cat([one.observation[0] for one in rollouts]).double()
+    arrays = learner.policy_arrays(0)
+    np.testing.assert_allclose(arrays["offset"], observed.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(arrays["scale"], observed.std(0), rtol=1e-4)
+    policy = NumpyPolicy(arrays, np.full(WIDTHS[1], -1.0), np.full(WIDTHS[1], 1.0))
+    with torch.no_grad():
+        expected = learner.policy.mean(learner._normalized(rollouts[0]).observation)[0]
+    np.testing.assert_allclose(policy.mean(rollouts[0].observation[0].numpy()), expected, atol=1e-5)
+    assert "offset" not in updated(PPOConfig, NoSignal).policy_arrays(0)
 
 
 # --- CPPO ---

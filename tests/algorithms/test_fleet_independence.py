@@ -48,7 +48,8 @@ def train_stack(configs: list[BCPPOConfig], folder: Path) -> list[RunFolder]:
     return folders
 
 
-@pytest.mark.parametrize("shared", [{}, {"learning_rate": 3e-4, "num_envs": 2}, {"max_grad_norm": 0.1, "members": 1}])
+@pytest.mark.parametrize("shared", [{}, {"learning_rate": 3e-4, "num_envs": 2}, {"max_grad_norm": 0.1, "members": 1},
+                                    {"normalize_observations": True}])  # fmt: skip
 def test_a_run_in_a_stack_leaves_the_same_bytes_as_alone(shared: dict, tmp_path: Path) -> None:
     """Weights, critics, Adam's state, controller (all in the checkpoint), policy and every row, after whole runs."""
     configs = [hopper(**settings, **{k: v for k, v in shared.items() if k not in settings}) for settings in SETTINGS]

@@ -7,6 +7,7 @@ signal* (below: `Disagreement`): what is added to the cost advantage, and the cr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.batch import Batch, take
+from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.ppo import NoSignal
 from bcppo.algorithms.repeated import Metrics, Repeated
 from bcppo.errors import ConfigError
@@ -32,7 +34,8 @@ from bcppo.nets import Adam, GaussianPolicy, Stack
 from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 
-SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm")
+SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm",
+                 "normalize_observations")  # fmt: skip
 """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
 
 
@@ -144,9 +147,12 @@ class BCPPO:
         self._trace = _vector([c.trace_decay for c in configs], device).unsqueeze(1)
         self._clip = _column([c.clip for c in configs], device)
         self._entropy_bonus = _vector([c.entropy_bonus for c in configs], device).float()
+        self._reward_scale = _vector([c.reward_scale for c in configs], device).unsqueeze(1)
+        self._seen: Seen | None = nothing_seen(len(configs), observation) if first.normalize_observations else None
 
     def update(self, batch: Batch) -> Metrics:
         """One cycle of Algorithm 1 (alg:bcppo). Shapes [R, T, …]."""
+        observed, batch = batch.observation, self._normalized(batch)
         reward, cost, target = self._estimate(batch)
         with torch.no_grad():
             old_log_prob = gaussian_log_prob(batch.action, self.policy.mean(batch.observation), self.policy.log_std)
@@ -165,6 +171,8 @@ class BCPPO:
             seen = self._minibatch(*inputs)
             totals = {name: totals[name] + value if count else value for name, value in seen.items()}
             count += 1
+        if self._seen:
+            self._seen = absorb(self._seen, observed, [True] * len(observed))
         return {name: value / count for name, value in totals.items()} | self._controller_metrics(batch, terms)
 
     def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
@@ -193,7 +201,7 @@ class BCPPO:
         ends = batch.trajectories(batch.terminated), batch.trajectories(batch.ended)
         per_environment = [x.repeat_interleave(batch.environments, 0) for x in (self._discount, self._trace)]
         both = []
-        for index, signal in enumerate((batch.reward, batch.cost)):
+        for index, signal in enumerate((batch.reward * self._reward_scale, batch.cost)):
             estimate = gae(
                 batch.trajectories(signal),
                 batch.trajectories(value[:, index]),
@@ -255,13 +263,26 @@ class BCPPO:
             "integral": self.controller.integral,
         }
 
+    def _normalized(self, batch: Batch) -> Batch:
+        """What the networks see; where observations are not normalised, the batch itself."""
+        if not self._seen:
+            return batch
+        both = [normalized(part, *self._normalization()) for part in (batch.observation, batch.next_observation)]
+        return replace(batch, observation=both[0], next_observation=both[1])
+
+    def _normalization(self) -> tuple[Tensor, Tensor]:
+        assert self._seen is not None
+        offset, scale = normalization(self._seen)
+        return offset.to(self._device, torch.float32), scale.to(self._device, torch.float32)
+
     def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
-        """What collects and is deployed."""
-        return self.policy.arrays(run)
+        """What collects and is deployed: the policy, and where it normalises what it sees, how."""
+        arrays = self.policy.arrays(run)
+        return arrays | policy_normalization(*self._normalization(), run) if self._seen else arrays
 
     def memory(self) -> dict[str, Tensor]:
         """What it remembers beside weights and optimisers, [R, …] each."""
-        return self.controller._asdict()
+        return self.controller._asdict() | (self._seen._asdict() if self._seen else {})
 
     def optimizers(self) -> dict[str, Adam]:
         return {"policy": self.policy_optimizer, "values": self.values_optimizer, **self.signal.optimizers()}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bcppo.algorithms.batch import Batch, take
+from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.repeated import Metrics, Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
@@ -23,11 +24,6 @@ from bcppo.math.surrogate import gaussian_log_prob, standardize
 from bcppo.math.trust_region import gaussian_kl
 from bcppo.nets import Adam, GaussianPolicy, Stack
 from bcppo.streams import Streams
-
-OBSERVATION_BOUND = 5.0
-"""Normalised observations are clipped to this."""
-STD_FLOOR = 1e-2
-"""No observation is divided by less."""
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
 """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
@@ -204,40 +200,23 @@ class OnPolicy:
 
     def _normalization(self) -> tuple[Tensor, Tensor]:
         """(offset, scale) [R, obs] in the dtype of the networks; 0 and 1 where a run does not normalise, or not yet."""
-        state = self.controller
-        std = (state.squares / (state.observations - 1).clamp(min=1).unsqueeze(1)).sqrt().clamp(min=STD_FLOOR)
-        started = state.observations.unsqueeze(1) > 0
-        scale = torch.where(started, std, 1.0)
-        return state.mean.to(self._device, self._dtype), scale.to(self._device, self._dtype)
+        offset, scale = normalization(Seen(*self.controller[-3:]))
+        return offset.to(self._device, self._dtype), scale.to(self._device, self._dtype)
 
     def _normalized(self, observation: Tensor) -> Tensor:
         observation = observation.to(self._dtype)
-        offset, scale = (part.unsqueeze(1) for part in self._normalization())
-        seen = ((observation - offset) / scale).clamp(-OBSERVATION_BOUND, OBSERVATION_BOUND)
         chosen = torch.tensor([c.normalize_observations for c in self.configs], device=self._device)
-        return torch.where(chosen.view(-1, 1, 1), seen, observation)
+        return torch.where(chosen.view(-1, 1, 1), normalized(observation, *self._normalization()), observation)
 
     def _absorb(self, observation: Tensor) -> None:
-        """Merge a rollout's observations [R, T, obs] into the running mean and squares (Chan, Golub and LeVeque)."""
-        mean, squares, count = (part.clone() for part in self.controller[-3:])
-        for run, rows in enumerate(observation.double().cpu().numpy()):
-            if not self.configs[run].normalize_observations:
-                continue
-            before, after = int(count[run]), int(count[run]) + len(rows)
-            centre = rows.mean(0)
-            spread = np.square(rows - centre).sum(0)
-            shift = centre - mean[run].numpy()
-            mean[run] += torch.from_numpy(shift * len(rows) / after)
-            squares[run] += torch.from_numpy(spread + np.square(shift) * before * len(rows) / after)
-            count[run] = after
-        self.controller = self.controller._replace(mean=mean, squares=squares, observations=count)
+        chosen = [c.normalize_observations for c in self.configs]
+        self.controller = self.controller._replace(**absorb(Seen(*self.controller[-3:]), observation, chosen)._asdict())
 
     def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
         """What collects and is deployed: the policy, and how it normalises what it sees."""
         arrays = self.policy.arrays(run)
         if self.configs[run].normalize_observations:
-            offset, scale = (part[run].cpu().numpy() for part in self._normalization())
-            arrays |= {"offset": offset, "scale": scale, "bound": np.array([OBSERVATION_BOUND], np.float32)}
+            arrays |= policy_normalization(*self._normalization(), run)
         return arrays
 
     # --- descent ---
@@ -376,7 +355,5 @@ def _fresh_state(configs: Sequence[Any], observation: int) -> State:
         episode_cost=zeros(configs[0].window),
         episode_length=zeros(configs[0].window),
         episodes=zeros(dtype=torch.int64),
-        mean=zeros(observation),
-        squares=zeros(observation),
-        observations=zeros(dtype=torch.int64),
+        **nothing_seen(runs, observation)._asdict(),
     )

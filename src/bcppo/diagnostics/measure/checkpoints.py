@@ -84,6 +84,10 @@ def restore_ensembles(runs: Sequence[Found], statistic: str) -> tuple[list[tuple
             reason = f"{found.method} has no ensemble of cost critics"
             not_eligible.append(NotEligible(found.name, statistic, reason))
             continue
+        if getattr(found.config, "normalize_observations", False):
+            reason = "its critics see normalised observations, which the diagnostics do not know yet"
+            not_eligible.append(NotEligible(found.name, statistic, reason))
+            continue
         try:
             restored.append((index, restore(found)))
         except BcppoError as error:
