@@ -18,7 +18,7 @@ class Train:
     method: str = "bcppo"
     """Method; `bcppo methods` lists them."""
     preset: str = "paper"
-    """Where settings start from: 'paper', the paper's protocol for the task, or 'quick', for a first look (PPO family)."""
+    """Where settings start from: 'paper', the paper's protocol for the task, or 'quick', a first look (PPO family)."""
     beside_random: bool = False
     """Also evaluate a policy that acts at random, and print it beside."""
     quiet: bool = False

@@ -21,6 +21,7 @@ from bcppo.report.figures import figures_of
 from bcppo.report.pagedata import page_data
 from bcppo.report.stats import statistics
 from bcppo.report.tables import tables_of
+from bcppo.settings import QUICK
 
 
 def make_runs(folder: Path, **options) -> Path:
@@ -92,6 +93,19 @@ def test_methods_are_compared_only_where_their_steps_agree(tmp_path):
     records = load_study(tmp_path)
     assert set(records.runs["variant"]) == {""}
     assert statistics(records, draws=20).comparisons["pairs"].to_list() == [2]
+
+
+def test_runs_of_another_preset_bear_its_name(tmp_path):
+    make_runs(tmp_path, tasks=["goal1"], methods=["bcppo", "ppolag"], seeds=[0], steps=2048)
+    make_runs(tmp_path / "a", tasks=["goal1"], methods=["bcppo"], seeds=[0], steps=None, variants={"": QUICK})
+    longer = QUICK | {"steps": 4096, "beta": 0.2}
+    make_runs(tmp_path / "b", tasks=["goal1"], methods=["bcppo"], seeds=[0], steps=None, variants={"": longer})
+    runs = load_study(tmp_path).runs
+    assert dict(runs.select("id", "variant").iter_rows()) == {
+        "goal1-bcppo-seed0": "steps=2048", "goal1-ppolag-seed0": "steps=2048",
+        "a/goal1-bcppo-seed0": "preset=quick", "b/goal1-bcppo-seed0": "preset=quick, steps=4096, beta=0.2",
+    }  # fmt: skip
+    assert set(runs["paper"]) == {""}
 
 
 def test_seeds_are_counted_against_those_of_the_task(tmp_path):

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bcppo.config import NOT_PROTOCOL, OWN_TASK, RunConfig, to_json
-from bcppo.errors import FolderError
+from bcppo.errors import ConfigError, FolderError
 from bcppo.records import FINISHED, FORMAT, read_json
 from bcppo.report.entries import Entry, Problem, StudyError, typed_config
-from bcppo.settings import paper_preset
+from bcppo.settings import make_preset, paper_preset
 from bcppo.tasks.table import TASKS
 
-_SHARED = frozenset(field.name for field in dataclasses.fields(RunConfig)) - {"task"}
+_SHARED = frozenset(field.name for field in dataclasses.fields(RunConfig)) - {"task"} | {"preset"}
 """Settings that runs of one task must agree in to be compared, whatever their methods."""
 _SYMBOLS = {"members": "M"}
 """Settings that the paper's tables call otherwise."""
@@ -102,14 +102,28 @@ def _named(entries: list[Entry]) -> list[Entry]:
 
 
 def _changes(entry: Entry) -> dict[str, Any]:
-    """A run's settings that are not the preset's, the seed and what changes no result apart."""
+    """A run's settings that are not the preset's, the seed and what changes no result apart.
+
+    The preset is the paper's, or another with its name, where fewer settings differ from that.
+    """
     try:
         config = typed_config(entry.config)
     except ValueError:  # said where the run is loaded
         config = None
-    ours = {**entry.config} if config is None else to_json(config)
-    preset = {} if config is None else to_json(paper_preset(type(config), config.task))
-    task = TASKS.get(entry.task)
+    if config is None:
+        return _differences(entry, entry.config, {})
+    ours = to_json(config)
+    plain = _differences(entry, ours, to_json(paper_preset(type(config), config.task)))
+    try:
+        quick = to_json(make_preset("quick", entry.method, type(config), config.task))
+    except ConfigError:
+        return plain
+    named = {"preset": "quick"} | _differences(entry, ours, quick)
+    return min(plain, named, key=len)
+
+
+def _differences(entry: Entry, ours: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
+    ours, preset, task = {**ours}, {**preset}, TASKS.get(entry.task)
     if task is not None:
         preset["cost_limit_rate"] = task.cost_limit_rate
         if ours.get("cost_limit_rate") is None:
