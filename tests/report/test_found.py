@@ -108,6 +108,17 @@ def test_runs_of_another_preset_bear_its_name(tmp_path):
     assert set(runs["paper"]) == {""}
 
 
+def test_runs_of_another_version_are_told_apart_by_their_protocol(tmp_path):
+    make_runs(tmp_path, tasks=["goal1"], methods=["bcppo"], seeds=[0, 1])
+    stored = json.loads((tmp_path / "goal1-bcppo-seed1" / "config.json").read_text())
+    del stored["config"]["beta"]
+    (tmp_path / "goal1-bcppo-seed1" / "config.json").write_text(json.dumps(stored))
+    runs = load_study(tmp_path).runs
+    protocol = runs["protocol"][1]
+    assert runs.select("variant", "usable").rows() == [("steps=2048", True), (f"protocol={protocol}", True)]
+    assert runs["differs"][1] == "settings of another version"
+
+
 def test_seeds_are_counted_against_those_of_the_task(tmp_path):
     make_runs(tmp_path, tasks=["goal1"], methods=["bcppo"], seeds=(0, 1, 2))
     make_runs(tmp_path / "more", tasks=["goal1"], methods=["cppo"], seeds=[1])

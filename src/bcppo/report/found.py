@@ -19,7 +19,7 @@ from bcppo.report.entries import Entry, Problem, StudyError, typed_config
 from bcppo.settings import make_preset, paper_preset
 from bcppo.tasks.table import TASKS
 
-_SHARED = frozenset(field.name for field in dataclasses.fields(RunConfig)) - {"task"} | {"preset"}
+_SHARED = frozenset(field.name for field in dataclasses.fields(RunConfig)) - {"task"} | {"preset", "protocol"}
 """Settings that runs of one task must agree in to be compared, whatever their methods."""
 _SYMBOLS = {"members": "M"}
 """Settings that the paper's tables call otherwise."""
@@ -110,8 +110,8 @@ def _changes(entry: Entry) -> dict[str, Any]:
         config = typed_config(entry.config)
     except ValueError:  # said where the run is loaded
         config = None
-    if config is None:
-        return _differences(entry, entry.config, {})
+    if config is None:  # settings of another version: nobody knows what its preset was
+        return {"protocol": entry.protocol}
     ours = to_json(config)
     plain = _differences(entry, ours, to_json(paper_preset(type(config), config.task)))
     try:
