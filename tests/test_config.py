@@ -121,7 +121,7 @@ def test_the_preset_is_the_papers(task: str) -> None:
 def test_the_quick_preset_is_the_papers_but_for_what_it_names(task: str) -> None:
     config = make_config("bcppo", task, preset="quick", seed=3)
     changed = {
-        "steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 1e-3, "multiplier_max": 1.0,
+        "steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 5e-4, "multiplier_max": 1.0,
         "proportional_gain": 0.02, "integral_gain": 0.0, "derivative_gain": 0.0,
     }  # fmt: skip
     assert config == dataclasses.replace(paper_preset(BCPPOConfig, task), seed=3, **changed)

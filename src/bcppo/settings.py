@@ -337,7 +337,7 @@ def paper_preset(method_config: type[RunConfig], task: str) -> RunConfig:
 
 
 QUICK: dict[str, Any] = {
-    "steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 1e-3, "proportional_gain": 0.02,
+    "steps": 100_000, "rollout": 1024, "minibatch": 256, "epochs": 3, "learning_rate": 5e-4, "proportional_gain": 0.02,
     "integral_gain": 0.0, "derivative_gain": 0.0, "multiplier_max": 1.0,
 }  # fmt: skip
 """What a first look changes. The paper's controller adds the sum of the errors to λ itself: λ climbs at once and for
