@@ -153,14 +153,18 @@ def test_resume_goes_on_with_a_run(folder: Path, tmp_path: Path, capsys) -> None
         (["train", "--method", "bcpo", "--out", "{new}"], r"There is no method named 'bcpo'; .* Did you mean '"),
         (["train", "--task", "gaol1", "--out", "{new}"], r"There is no task named 'gaol1'; .* Did you mean 'goal1'\?"),
         (["train", "--preset", "mine", "--out", "{new}"], r"There is no preset named 'mine'"),
-        (["train", "--task", "hopper"], r"Missing from bcppo train: --out PATH"),
-        (["train", "--out", "{new}", "--learning-rat", "1"], r"Unrecognized options: --learning-rat.*--learning-rate"),
-        (["train", "--out", "{new}", "--alpha", "1.5"], r"alpha must be a number in \(0, 1\), but 1.5 was given"),
+        (["train", "--task", "hopper"], r"`bcppo train` needs --out PATH \(Folder to make for the run\)\."),
+        (["train", "--out={new}", "--learning-rat", "1"], r"no use for --learning-rat 1\. Did you mean --learning"),
+        (["train", "--out"], r"--out needs a value\."),
+        (["train", "--out", "{new}", "--cost-limit-rate", "x"], r"--cost-limit-rate must be a number, but x was"),
+        (["train", "--out", "{new}", "--hidden", "3", "b"], r"--hidden must be whole numbers, but 3 b was given\."),
+        (["study", "run", "smoke", "--out", "{new}", "--engine", "x"], r"(?i)invalid choice 'x'"),
+        (["train", "--out", "{new}", "--alpha", "1.5"], r"error: alpha must be a number in \(0, 1\), but 1.5 was"),
         (["train", "--out", "{new}", "--beta=nan"], r"beta must be a number in \[0, ∞\), but nan was given"),
-        (["train", "--out", "{new}", "--minibatch", "4096"], r"minibatch must be between 1 and the rollout's 1024"),
+        (["train", "--out", "{new}", "--minibatch", "4096"], r"error: minibatch must be between 1 and the rollout's"),
         (["train", "--out", "{new}", "--integral-gain", "-1"], r"integral_gain must be a number in \[0, ∞\)"),
         (["train", "--out", "{new}", "--steps", "0"], r"steps must be at least 1, but 0 was given"),
-        (["train", "--out", "{new}", "--steps", "many"], r"Error parsing --steps: .*'many'"),
+        (["train", "--out", "{new}", "--steps", "many"], r"--steps must be a whole number, but many was given\."),
         (["train", "--out", "{new}", "--task", "nowhere:make"], r"The module 'nowhere' .* cannot be imported"),
         (["train", "--out", "{new}", "--task", "Pendulum-v1"], r"needs? a cost_limit_rate|give a cost_limit_rate"),
         (["train", "--out", "{run}", "--task", "hopper"], r"already holds another run"),
@@ -168,7 +172,7 @@ def test_resume_goes_on_with_a_run(folder: Path, tmp_path: Path, capsys) -> None
         (["evaluate", "{new}"], r"holds no run"),
         (["evaluate", "{run}", "--episodes", "0"], r"at least 1 episode, but 0"),
         (["evaluate", "{run}", "--episodes", "1", "--csv", "{new}/no/such.csv"], r"such\.csv"),
-        (["evaluate"], r"Missing from bcppo evaluate"),
+        (["evaluate"], r"`bcppo evaluate` needs PATH \(The run's folder\)\."),
         (["resume", "{new}"], r"holds no run"),
         (["tasks", "please"], r"`bcppo tasks` takes no arguments, but please was given"),
     ],
@@ -181,10 +185,22 @@ def test_errors_are_one_sentence_and_change_nothing(arguments, sentence, folder:
     code, _, err = run(capsys, *(argument.format(**places) for argument in arguments))
     assert code == 2
     assert re.search(sentence, err), err
-    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: ")
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "file").read_text() == "mine"
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_what_the_parser_objects_reads_the_same_with_and_without_its_box() -> None:
+    from bcppo.parsing import sentence
+
+    lines = ["Unrecognized options: --sed, 3  ", "{rule}", "Perhaps you meant:", "    --seed INT", "        Seed."]
+    drawn = ["╭─ Unrecognized options ─╮", *(f"│ {line.format(rule='─' * 20):<40} │" for line in lines), "╰────────╯"]
+    plain = [" Unrecognized options ", " -------------------- ", *(f"  {line.format(rule='-' * 20)}" for line in lines)]
+    for text in (drawn, plain):
+        assert sentence("\n".join(text), "bcppo train") == "`bcppo train` has no use for --sed 3. Did you mean --seed?"
+    assert sentence("", "bcppo train") == "The arguments cannot be understood."
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

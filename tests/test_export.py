@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,20 @@ def test_an_export_whose_actions_differ_is_not_written(run, tmp_path, monkeypatc
     with pytest.raises(ExportMismatch, match="actions differs from the run's by"):
         export(run, kind="numpy", out=tmp_path / "p.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_means_may_differ_by_what_chance_would_make_of_them_and_no_more(tmp_path):
+    """Returns 0 and 10 have a standard deviation of 5; three standard errors of two such means are 3·5·√(2/2) = 15."""
+    recorded = [{"episode_return": 0.0}, {"episode_return": 10.0}]
+    for shift, refused in ((14.9, False), (15.1, True)):
+        acted = [{"episode_return": row["episode_return"] + shift} for row in recorded]
+        with pytest.raises(ExportMismatch, match="acting itself") if refused else nullcontext():
+            exporting._require_mean("episode_return", 1.0, recorded, acted, tmp_path)
+    same = [{"episode_return": 10.0}] * 2  # nothing to chance: 2 % of 10
+    for shift, refused in ((0.19, False), (0.21, True)):
+        acted = [{"episode_return": 10.0 + shift}] * 2
+        with pytest.raises(ExportMismatch, match="acting itself") if refused else nullcontext():
+            exporting._require_mean("episode_return", 1.0, same, acted, tmp_path)
 
 
 def test_a_run_that_does_not_replay_is_not_exported(run, tmp_path, monkeypatch):

@@ -348,6 +348,38 @@ def test_another_run_is_never_overwritten(interrupted: Path) -> None:
     assert files(interrupted) == before
 
 
+class Unwritten(TinyCMDP):
+    """An environment whose step is still to be written."""
+
+    def step(self, action):
+        raise ValueError("not yet written")
+
+
+def test_a_run_that_ended_before_its_first_update_may_be_begun_anew(tmp_path: Path, capsys) -> None:
+    with pytest.raises(Exception, match="not yet written"):
+        train(out=tmp_path / "run", make_env=Unwritten, **TINY)
+    assert RunFolder(tmp_path / "run").came_to_nothing
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(FolderError, match="Another process is at work"):
+        train(out=tmp_path / "run", make_env=TinyCMDP, **TINY)
+    settings = TINY | {"seed": 7}
+    assert train(out=tmp_path / "run", make_env=TinyCMDP, **settings).status()["state"] == "finished"
+    assert "ended before its first update; it is begun anew" in capsys.readouterr().err
+    train(out=tmp_path / "other", make_env=TinyCMDP, **settings)
+    for name in ("config.json", "progress.parquet", "policy.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+@pytest.mark.parametrize("kept", ["notes.txt", "progress.parquet", "checkpoint.safetensors"])
+def test_a_folder_with_anything_to_lose_is_not_begun_anew(tmp_path: Path, kept: str) -> None:
+    with pytest.raises(Exception, match="not yet written"):
+        train(out=tmp_path / "run", make_env=Unwritten, **TINY)
+    (tmp_path / "run" / kept).write_text("mine")
+    before = files(tmp_path / "run")
+    with pytest.raises(FolderError, match="already holds another run"):
+        train(out=tmp_path / "run", make_env=TinyCMDP, **TINY)
+    assert files(tmp_path / "run") == before
+
+
 def test_other_files_are_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "progress.parquet").write_text("mine")
     with pytest.raises(FolderError, match="already holds other files"):

@@ -162,6 +162,16 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     assert train_fleet([small("bcppo", 0, eval_every=0)], out=tmp_path)[0].status()["state"] == "finished"
 
 
+def test_a_sweep_s_folders_are_named_by_what_differs() -> None:
+    runs = vary(["bcppo"], ["goal1"], [0, 1], ["beta=0.1,0.2", "anti_windup=true,false"])
+    assert name_runs(runs)[:3] == [
+        "goal1-bcppo-seed0-anti_winduptrue-beta0.1", "goal1-bcppo-seed1-anti_winduptrue-beta0.1",
+        "goal1-bcppo-seed0-anti_windupfalse-beta0.1",
+    ]  # fmt: skip
+    assert len(set(name_runs(runs))) == 8
+    assert name_runs(vary(["ppo"], ["my_module:make"], [0], ["cost_limit_rate=0.1"])) == ["my_module.make-ppo-seed0"]
+
+
 def test_impossible_fleets_are_refused_in_one_sentence(tmp_path: Path) -> None:
     for runs, sentence in (
         ([small("bcppo", 0), small("bcppo", 0)], "twice"),

@@ -11,7 +11,7 @@ import pytest
 from tiny_cmdp import TinyCMDP
 
 from bcppo.cli import main
-from bcppo.errors import ConfigError
+from bcppo.errors import BcppoError, ConfigError
 from bcppo.limits import suggest_limit
 from bcppo.records import RunFolder
 from bcppo.run import train
@@ -51,6 +51,11 @@ def test_an_environment_from_python_can_be_given() -> None:
 def test_what_cannot_be_meant_is_refused(settings: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         suggest_limit(**settings)
+
+
+def test_a_cost_of_nothing_gives_no_limit_and_says_so() -> None:
+    with pytest.raises(BcppoError, match=r"came to cost nothing in 64 steps .* choose a cost_limit_rate"):
+        suggest_limit(make_env=lambda: TinyCMDP(cost=(0.0, 0.0)), steps=64)
 
 
 def test_the_command_prints_the_flag_to_use(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The wheel, in an environment with NumPy and safetensors and nothing else: a policy loads and acts."""
+"""The wheel without torch: a policy needs NumPy and safetensors alone, tasks and reports little more."""
 
 from __future__ import annotations
 
@@ -66,3 +66,14 @@ def test_a_policy_loads_without_torch_gymnasium_or_mujoco(wheel, tmp_path):
     action, sentence = run(python, "-c", code, cwd=tmp_path).splitlines()
     np.testing.assert_allclose(float(action), bcppo.load_policy(path).act([0.25, -0.5])[0], atol=1e-6)
     assert sentence == "bcppo.make_task needs the package 'gymnasium', which is not installed."
+    said = subprocess.run([python, "-m", "bcppo", "tasks"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert said.stderr == "error: The command bcppo needs the package 'tyro', which is not installed.\n"
+
+
+@pytest.mark.full
+def test_tasks_policies_and_reports_need_no_torch(tmp_path):
+    settings = {"rollout": 64, "minibatch": 32, "epochs": 1, "eval_episodes": 1, "tensorboard": False}
+    bcppo.train(task="hopper", steps=64, out=tmp_path / "run", **settings)
+    export(tmp_path / "run", kind="numpy")
+    said = run(ROOT / "scripts" / "wheels.sh", sys.executable, tmp_path / "run", sys.executable)
+    assert "goal1 and hopper stepped, policy loaded, report: 1 of 1 runs used" in said

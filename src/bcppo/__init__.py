@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from bcppo.errors import BcppoError, ConfigError, MissingDependency
+from bcppo.errors import BcppoError, ConfigError, absent_package
 
 if TYPE_CHECKING:
     from bcppo.tasks import TASKS, Task, make_task
@@ -33,6 +33,7 @@ _LATE = {
     "suggest_limit": "bcppo.limits",
     "train": "bcppo.run",
     "train_fleet": "bcppo.fleet",
+    "write_report": "bcppo.report.page",
 }
 __all__ = ["TASKS", "BcppoError", "ConfigError", "Task", "__version__", "make_task"]
 
@@ -48,6 +49,5 @@ def __getattr__(name: str):
         try:
             return getattr(import_module(_LATE[name]), name)
         except ModuleNotFoundError as error:
-            sentence = f"bcppo.{name} needs the package '{error.name}', which is not installed."
-            raise MissingDependency(sentence) from error
+            raise absent_package(f"bcppo.{name}", error) from error
     raise AttributeError(f"module 'bcppo' has no attribute '{name}'")

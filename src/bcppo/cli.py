@@ -11,26 +11,31 @@ import tyro
 
 from bcppo import flags
 from bcppo.algorithms import METHODS
-from bcppo.errors import BcppoError, ConfigError, unknown_name
+from bcppo.errors import BcppoError, ConfigError, absent_package, unknown_name
+from bcppo.parsing import parse
 from bcppo.tasks.table import TASKS
 
 USAGE = """usage: bcppo COMMAND …
 
-  train          train one run into a folder          bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
+Train a policy that earns reward while its mean cost per step stays within a limit, then look at what it does.
+
+  tasks          the tasks: what an action costs, and the limit
+  methods        the methods: bcppo, and what it is compared with
+  train          train a policy, into a folder        bcppo train --task goal1 --method bcppo --seed 0 --out runs/first
   resume         go on with an interrupted run        bcppo resume runs/first
+  evaluate       its return and cost on test episodes bcppo evaluate runs/first --episodes 200
+  play           film an episode, the costliest one   bcppo play runs/first --video worst.mp4
+  export         write the policy for deployment      bcppo export runs/first --format onnx
+  report         tables, curves and a page of runs    bcppo report runs --open
+
+  suggest-limit  a limit for an environment of yours  bcppo suggest-limit --task my_module:make_env
   fleet          train many runs at once              bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
-  evaluate       evaluate the policy a run left       bcppo evaluate runs/first --episodes 200
-  suggest-limit  a cost limit by the paper's recipe   bcppo suggest-limit --task hopper --fraction 0.85
-  study          list, run or look at a study         bcppo study run smoke --out runs/smoke
-  report         a study's tables, figures and page   bcppo report runs/smoke --open
+  study          the paper's experiments, end to end  bcppo study run smoke --out runs/smoke
   pack           a study in its published form        bcppo pack runs/smoke results/smoke
   diagnose       the paper's diagnostics of runs      bcppo diagnose calibration runs/* --out diagnostics
-  export         write a policy for another runtime   bcppo export runs/first --format onnx
-  play           film an evaluation episode           bcppo play runs/first --video worst.mp4
-  tasks          the tasks, their costs and limits
-  methods        the methods
 
-`bcppo COMMAND --help` says more; --debug shows the traceback of an error."""
+`bcppo COMMAND --help` says more; --debug shows the traceback of an error. docs/concepts.md explains the words (cost
+rate, λ, σ), docs/faq.md the units of costs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if debug:
+            raise
+        print(f"error: {absent_package(f'`bcppo {arguments[0]}`', error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         again = "`bcppo resume FOLDER`, or the same command of a fleet or a study, goes on from the last checkpoint."
         print(f"interrupted; {again}", file=sys.stderr)
@@ -92,7 +102,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _fleet(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Fleet, args=arguments, prog="bcppo fleet")
+    options = parse(flags.Fleet, arguments, "bcppo fleet")
     from bcppo.fleet import train_fleet, vary
     from bcppo.records import FINISHED
     from bcppo.watch import FleetWatch
@@ -124,7 +134,7 @@ def _parse(arguments: list[str]) -> tuple[flags.Train, Any]:
     config = make_preset(_flag(arguments, "preset") or "paper", method, METHODS[method].config, task)
     both = _both(type(config))
     default = both(run=flags.Train(out=tyro.MISSING), config=config)
-    parsed = tyro.cli(both, default=default, args=arguments, prog="bcppo train", description=flags.Train.__doc__)
+    parsed: Any = parse(both, arguments, "bcppo train", default=default, description=flags.Train.__doc__)
     return parsed.run, parsed.config
 
 
@@ -150,7 +160,7 @@ def _flag(arguments: list[str], name: str) -> str | None:
 
 
 def _resume(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Resume, args=arguments, prog="bcppo resume")
+    options = parse(flags.Resume, arguments, "bcppo resume")
     from bcppo.records import FINISHED, RunFolder
     from bcppo.run import resume
     from bcppo.watch import Watch
@@ -163,7 +173,7 @@ def _resume(arguments: list[str]) -> None:
 
 
 def _evaluate(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Evaluate, args=arguments, prog="bcppo evaluate")
+    options = parse(flags.Evaluate, arguments, "bcppo evaluate")
     from bcppo.algorithms import CONFIGS
     from bcppo.evaluation import evaluate
     from bcppo.records import RunFolder
@@ -184,7 +194,7 @@ def _study(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Export, args=arguments, prog="bcppo export")
+    options = parse(flags.Export, arguments, "bcppo export")
     from bcppo.exporting import export
 
     done = export(options.folder, kind=options.format, out=options.out, replay=options.replay)
@@ -192,7 +202,7 @@ def _export(arguments: list[str]) -> None:
 
 
 def _play(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Play, args=arguments, prog="bcppo play")
+    options = parse(flags.Play, arguments, "bcppo play")
     from bcppo.play import play
 
     film = play(options.folder, options.video, episode=options.episode, every=options.every, size=options.size)
@@ -200,7 +210,7 @@ def _play(arguments: list[str]) -> None:
 
 
 def _diagnose(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Diagnose, args=arguments, prog="bcppo diagnose")
+    options = parse(flags.Diagnose, arguments, "bcppo diagnose")
     from bcppo.diagnostics.drive import ALL, diagnose
 
     settings: dict[str, Any] = {"device": options.device, "max_updates": options.max_updates}
@@ -213,11 +223,15 @@ def _diagnose(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Report, args=arguments, prog="bcppo report")
-    from bcppo.report.page import write_report
+    options = parse(flags.Report, arguments, "bcppo report")
+    from bcppo.report import load_study
+    from bcppo.report.page import write_records
 
-    page = write_report(options.study, options.out)
-    print(f"page: {page}")
+    records = load_study(options.folder)
+    page = write_records(records, options.out or options.folder / "report")
+    print(f"{int(records.runs['usable'].sum())} of {records.runs.height} runs used; page: {page}")
+    for problem in records.problems:
+        print(f"  {problem.sentence}")
     if options.open:
         import webbrowser
 
@@ -225,7 +239,7 @@ def _report(arguments: list[str]) -> None:
 
 
 def _pack(arguments: list[str]) -> None:
-    options = tyro.cli(flags.Pack, args=arguments, prog="bcppo pack")
+    options = parse(flags.Pack, arguments, "bcppo pack")
     from bcppo.report import pack_study
 
     records = pack_study(options.study, options.out, every=options.every)
@@ -235,7 +249,7 @@ def _pack(arguments: list[str]) -> None:
 
 
 def _suggest_limit(arguments: list[str]) -> None:
-    options = tyro.cli(flags.SuggestLimit, args=arguments, prog="bcppo suggest-limit")
+    options = parse(flags.SuggestLimit, arguments, "bcppo suggest-limit")
     from bcppo.limits import suggest_limit
     from bcppo.watch import Watch
 

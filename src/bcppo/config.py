@@ -17,6 +17,9 @@ from bcppo.tasks.table import TASKS
 EVAL_FIRST_SEED = 10_000
 """Evaluation episode i is reset with seed EVAL_FIRST_SEED + i."""
 
+OWN_TASK = "own"
+"""The task's name in the records of a run whose environment came from Python, by `make_env`."""
+
 NOT_PROTOCOL = ("seed", "device", "eval_every", "checkpoint_every", "log_every", "tensorboard")
 """Fields that tell runs of one protocol apart, or change nothing a result shows."""
 

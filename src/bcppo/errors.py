@@ -30,6 +30,13 @@ class Diverged(BcppoError, ArithmeticError):
         self.run = run
 
 
+def absent_package(what: str, error: ModuleNotFoundError) -> MissingDependency:
+    """The error for a package that is not installed; a module of ours that is not there is another matter."""
+    if not error.name or error.name.partition(".")[0] == "bcppo":
+        raise error
+    return MissingDependency(f"{what} needs the package '{error.name}', which is not installed.")
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """The error for a name that is not in a table: lists the names and the nearest match."""
     names = sorted(known)

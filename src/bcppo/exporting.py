@@ -38,8 +38,11 @@ ACTION_TOLERANCE = 1e-5
 """Largest difference between an exported action and the run's, as a share of the action's range: float32 sums in
 another order. NumPy's, one observation at a time, are equal."""
 MEAN_TOLERANCE = 0.02
-"""Largest difference of the mean return and the mean cost rate, as a share of them (or of 1, and of the limit): where
-the exported policy acts itself, a last digit may send an episode another way, and a simulator is chaotic."""
+"""Difference of the mean return and the mean cost rate that is always allowed, as a share of them (or of 1, and of the
+limit): where the exported policy acts itself, a last digit may send an episode another way, and a simulator is chaotic.
+"""
+CHANCE = 3.0
+"""Standard errors by which the means of as many episodes of one policy may differ, had all of them gone another way."""
 
 Act = Callable[[np.ndarray], np.ndarray]
 
@@ -262,8 +265,10 @@ def _action_difference(act: Act, witness: _Witness, env: gymnasium.Env, target: 
 
 
 def _require_mean(name: str, unit: float, recorded: list[Episode], acted: list[Episode], target: Path) -> None:
-    was, now = (float(np.mean([episode[name] for episode in episodes])) for episodes in (recorded, acted))
-    if not abs(now - was) <= MEAN_TOLERANCE * max(abs(was), unit):
+    before, after = (np.array([episode[name] for episode in episodes]) for episodes in (recorded, acted))
+    was, now = float(before.mean()), float(after.mean())
+    chance = CHANCE * float(before.std()) * np.sqrt(2.0 / len(before))
+    if not abs(now - was) <= max(MEAN_TOLERANCE * max(abs(was), unit), chance):
         raise ExportMismatch(
             f"{target} was not written: acting itself it has a mean {name} of {now:.6g}, "
             f"but the run recorded {was:.6g}."

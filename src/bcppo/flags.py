@@ -18,7 +18,7 @@ class Train:
     method: str = "bcppo"
     """Method; `bcppo methods` lists them."""
     preset: str = "paper"
-    """Where settings start from: 'paper', the paper's protocol for the task, or 'quick', for a first look (PPO family)."""
+    """Where settings start from: 'paper', the paper's protocol for the task, or 'quick', a first look (PPO family)."""
     beside_random: bool = False
     """Also evaluate a policy that acts at random, and print it beside."""
     quiet: bool = False
@@ -67,12 +67,12 @@ class Resume:
 
 @dataclass(frozen=True)
 class Report:
-    """Write a study's tables, figures and one self-contained HTML page."""
+    """Write the tables, figures and one self-contained HTML page of a study, or of any runs."""
 
-    study: Annotated[Path, tyro.conf.Positional]
-    """The study's folder, packed or not."""
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A study's folder, packed or not; a run's folder; or any folder with run folders in it."""
     out: Path | None = None
-    """Folder to write into; STUDY/report where none is given."""
+    """Folder to write into; FOLDER/report where none is given."""
     open: bool = False
     """Open the page in a browser."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, to_json
+from bcppo.config import NOT_PROTOCOL, RunConfig, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Worker, wait
@@ -130,16 +131,28 @@ def _literal(text: str) -> Any:
 
 
 def name_runs(runs: Sequence[tuple[str, RunConfig]]) -> list[str]:
-    """A folder's name for each: task, method and seed, and the protocol's identifier where these do not tell apart."""
-    plain = [f"{config.task.replace(':', '.').replace('/', '.')}-{method}-seed{config.seed}" for method, config in runs]
-    names = [
-        name if plain.count(name) == 1 else f"{name}-{protocol_id(method, config)[:6]}"
-        for name, (method, config) in zip(plain, runs)
-    ]
+    """A folder's name for each: task, method and seed, and the settings that differ where these do not tell apart."""
+    plain = [_file_name(f"{config.task}-{method}-seed{config.seed}") for method, config in runs]
+    names = []
+    for name, (_, config) in zip(plain, runs):
+        alike = [to_json(other) for other_name, (_, other) in zip(plain, runs) if other_name == name]
+        own = to_json(config)
+        differ = [field for field in own if any(other.get(field) != own[field] for other in alike)]
+        names.append(_file_name("-".join([name, *(f"{field}{_value(own[field])}" for field in differ)])))
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"The run {name} is in this fleet twice.")
     return names
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "x".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=+-]", ".", text)
 
 
 def _prepare(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bcppo.errors import ConfigError
+from bcppo.errors import BcppoError, ConfigError
 from bcppo.evaluation import summarize
 from bcppo.rollout import MakeEnv
 from bcppo.run import train
@@ -62,5 +62,11 @@ def suggest_limit(
     final = [index for index, last in enumerate(rows["final"]) if last]
     episodes = [{name: values[index] for name, values in rows.items()} for index in final]
     found = summarize(episodes, _PLACEHOLDER)
+    if found["cost_rate"] <= 0.0:
+        raise BcppoError(
+            f"PPO on the reward alone came to cost nothing in {steps:,} steps (return {found['return']:.4g}), and no "
+            "share of nothing is a limit: train it for longer (--steps), see whether info['cost'] is what you mean, "
+            "or choose a cost_limit_rate yourself."
+        )
     return Suggestion(fraction * found["cost_rate"], found["cost_rate"], found["return"])
 

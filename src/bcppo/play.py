@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bcppo.config import RunConfig
+from bcppo.config import OWN_TASK, RunConfig
 from bcppo.errors import ConfigError, MissingDependency
 from bcppo.evaluation import Episode, evaluate_policy
 from bcppo.policy import load_policy
@@ -21,7 +21,6 @@ from bcppo.records import write_atomically
 from bcppo.reenact import make_environment, open_finished_run, recorded_episodes, require_same
 from bcppo.rollout import MakeEnv
 from bcppo.tasks import TASKS, make_task
-from bcppo.worker import OWN_TASK
 
 BAND = 64
 """Height of the caption above the picture, in pixels."""
@@ -184,11 +183,17 @@ def draw(shot: Shot, title: str, limit_rate: float) -> np.ndarray:
     height, width = shot.picture.shape[:2]
     frame = Image.new("RGB", (width, height + BAND), PAPER)
     frame.paste(Image.fromarray(shot.picture), (0, BAND))
-    pen, font = ImageDraw.Draw(frame), ImageFont.load_default(max(9, min(15, width // 30)))
+    pen = ImageDraw.Draw(frame)
     over = shot.mean_cost > limit_rate
+    cost = f"cost per step  {shot.mean_cost:.3g}     limit  {limit_rate:.3g}"
+    # Measured on numbers as long as they get, so that the letters are of one size throughout a film.
+    costs = "cost per step  0.00000     limit  0.000     boundary hits  000"
+    long = (f"{title}     step  0000     return  -000.00", costs)
+    fonts = [ImageFont.load_default(size) for size in range(15, 6, -1)]
+    font = next((f for f in fonts if max(pen.textlength(text, f) for text in long) <= width - 16), fonts[-1])
     pen.text((8, 6), title, INK, font)
     pen.text((width - 8, 6), f"step  {shot.step}     return  {shot.total:.2f}", INK, font, anchor="ra")
-    pen.text((8, 25), f"cost per step  {shot.mean_cost:.3g}     limit  {limit_rate:.3g}", ALARM if over else INK, font)
+    pen.text((8, 25), cost, ALARM if over else INK, font)
     pen.text((width - 8, 25), f"boundary hits  {shot.hits}", ALARM if shot.hits else INK, font, anchor="ra")
     left, right, top = 8, width - 8, 48
     span = right - left

@@ -21,6 +21,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,8 @@ FORMAT = 1
 """Version of the folder's layout; a folder of another version is refused, not guessed at."""
 
 ROWS = ("progress", "episodes", "evaluations", "timings")
+_FIRST_FILES = ("config.json", "provenance.json", "status.json", "replay.bin", "tensorboard")
+"""What a run leaves that ends before its first update."""
 RUNNING, FINISHED, DIVERGED, FAILED = "running", "finished", "diverged", "failed"
 
 
@@ -181,9 +184,18 @@ class RunFolder:
     def exists(self) -> bool:
         return (self / "config.json").exists()
 
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether a run was begun here that ended before its first update: then there is nothing to go on from.
+
+        A fleet's run that waits for its turn has no status yet.
+        """
+        begun = self.exists and (self / "status.json").exists() and self.status()["state"] in (RUNNING, FAILED)
+        return begun and all(path.name in _FIRST_FILES or _is_part(path) for path in self.path.iterdir())
+
     def create(self, method: str, config: RunConfig, device: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Begin a run in a folder that holds no other."""
-        if self.exists:
+        """Begin a run in a folder that holds no other, or one that came to nothing."""
+        if self.exists and not self.came_to_nothing:
             raise FolderError(
                 f"{self.path} already holds another run; choose another folder, or go on by `bcppo resume {self.path}`."
             )
@@ -193,10 +205,11 @@ class RunFolder:
             raise FolderError(f"The folder {self.path} cannot be made: {error.strerror}.") from error
         with self.locked():
             found = list(self.path.iterdir())
-            if not all(path.name == "provenance.json" or _is_part(path) for path in found):
+            if not (self.came_to_nothing or all(path.name == "provenance.json" or _is_part(path) for path in found)):
                 raise FolderError(f"{self.path} already holds other files; choose another folder.")
-            for path in found:  # what this leaves where it is killed before there is a config.json, and so a run
-                path.unlink()
+            # The config first: killed in between, this leaves what it leaves where there was no run yet.
+            for path in sorted(found, key=lambda path: path.name != "config.json"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
             write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
 

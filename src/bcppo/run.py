@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.config import RunConfig, digest, to_json
+from bcppo.config import OWN_TASK, RunConfig, digest, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.evaluation import CVAR_LEVEL
 from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
@@ -33,7 +33,7 @@ from bcppo.settings import make_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
-from bcppo.worker import OWN_TASK, environment_factory, own_environment
+from bcppo.worker import environment_factory, own_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
@@ -385,14 +385,25 @@ def train(
         raise ConfigError(f"Give a config or settings, not both: {', '.join(settings)} would be ignored.")
     if make_env and config.task in TASKS:
         raise ConfigError(f"make_env makes an environment of your own, but '{config.task}' is a task of the paper's.")
-    folder = RunFolder(out)
+    folder, watch = RunFolder(out), watch or silent()
     run = Run(method, config, folder, make_env)
     try:
-        folder.create(method, config, str(resolve_device(config.device)))
+        anew = folder.came_to_nothing
+        notes = {"environment": _origin(make_env)} if make_env else {}
+        folder.create(method, config, str(resolve_device(config.device)), notes)
+        if anew:
+            watch.warn(f"The run in {folder.path} had ended before its first update; it is begun anew.")
     except BaseException:
         run.close()
         raise
-    return _drive([run], watch or silent(), fresh=True)
+    return _drive([run], watch, fresh=True)
+
+
+def _origin(make_env: MakeEnv) -> str:
+    """Where an environment of one's own comes from, as far as that has a name."""
+    name = getattr(make_env, "__qualname__", type(make_env).__qualname__)
+    module = getattr(make_env, "__module__", "__main__")
+    return name if module == "__main__" else f"{module}:{name}"
 
 
 def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | None = None) -> RunFolder:

@@ -226,9 +226,10 @@ def silent() -> Watch:
 
 
 def _facts(row: dict[str, float], run: Run) -> str:
+    disagreement = f"  σ {row['sigma_c']:.3g}" if "sigma_c" in row else ""  # of methods with several critics
     return (
         f"return {row['episode_return']:8.2f}  cost {row['mean_cost']:.3f}/{run.config.limit_rate:g}  "
-        f"CVaR {row['cost_cvar95']:.3f}  λ {row['multiplier']:.3f}  σ {row.get('sigma_c', math.nan):.3g}"
+        f"CVaR {row['cost_cvar95']:.3f}  λ {row['multiplier']:.3f}{disagreement}"
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import gymnasium
 import numpy as np
 
+from bcppo.config import OWN_TASK
 from bcppo.errors import BcppoError, ConfigError, Diverged
 from bcppo.lockstep import Slot, Stepper, keep_step
 from bcppo.policy import sampler
@@ -31,10 +32,6 @@ Places = Mapping[str, tuple[str, list[int], int]]
 """Arrays in shared memory: name → (dtype, shape, offset in bytes)."""
 
 _LENGTH = struct.Struct("<Q")
-
-
-OWN_TASK = "own"
-"""The task's name in the records of a run whose environment came from Python, by `make_env`."""
 
 
 def environment_factory(task: str, cost_limit_rate: float | None) -> MakeEnv:

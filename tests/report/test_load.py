@@ -146,7 +146,7 @@ def test_an_entry_left_out_of_the_study_shows_as_a_missing_seed(study):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "runs": []}', '{"format": 1}', "[" * 100_000])
 def test_a_folder_without_a_study_is_refused_in_one_sentence(tmp_path, text):
-    with pytest.raises(StudyError, match="holds no study"):
+    with pytest.raises(StudyError, match="holds neither a study"):
         load_study(tmp_path)
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(BcppoError) as error:

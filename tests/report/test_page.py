@@ -132,7 +132,7 @@ def test_the_command_line_writes_a_report_and_packs(study, tmp_path, capsys):
     assert cli.main(["pack", str(study), str(tmp_path / "packed")]) == 0
     assert "packed 11 of 12 runs" in capsys.readouterr().out
     assert cli.main(["report", str(tmp_path / "nothing")]) == 2
-    assert "holds no study" in capsys.readouterr().err
+    assert "There is no folder" in capsys.readouterr().err
 
 
 # --- in a browser ---

@@ -38,7 +38,8 @@ def sensitivity_bars(stats: Statistics) -> list[Figure]:
     swept = [canonical(v) for v in stats.cells["variant"].unique() if re.fullmatch(r"\w+=[-\d.]+", canonical(v))]
     panels, parts = [], []
     for name in [name for name in _DEFAULTS if any(v.startswith(f"{name}=") for v in swept)]:
-        own = [v for v in stats.cells["variant"].unique().to_list() if canonical(v).startswith(f"{name}=")]
+        values = {v for v in swept if v.startswith(f"{name}=")}
+        own = [v for v in stats.cells["variant"].unique().to_list() if canonical(v) in values]
         rows = _bar_rows(stats, ["", *own]).with_columns(sweep=pl.lit(name))
         for task in in_order(rows.filter(pl.col("variant") != "")["task"], TASKS):
             here = rows.filter(pl.col("task") == task)

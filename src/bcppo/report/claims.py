@@ -40,7 +40,9 @@ class _Missing(Exception):
 
 
 def claims_of(records: StudyRecords, stats: Statistics) -> list[Claim]:
-    """A verdict for every claim that concerns this kind of study."""
+    """A verdict for every claim that concerns this kind of study; none of runs found that are not the paper's."""
+    if not records.planned and not (stats.cells["paper"] != "").any():
+        return []
     cells: Means = {(r["task"], r["method"], canonical(r["variant"])): r for r in stats.cells.iter_rows(named=True)}
     ablated = any(variant for _, _, variant in cells)
     checks = _ABLATION_CLAIMS if ablated else _MAIN_CLAIMS

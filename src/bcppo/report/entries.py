@@ -1,4 +1,4 @@
-"""study.json: which runs a study consists of, and what a run's settings say about it."""
+"""study.json: which runs a study consists of, and what a run's settings say about it. (Without one: found.py.)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bcppo import settings
-from bcppo.config import NOT_PROTOCOL, RunConfig, from_json, protocol_id, to_json
+from bcppo.config import NOT_PROTOCOL, OWN_TASK, RunConfig, from_json, protocol_id, to_json
 from bcppo.errors import BcppoError
 from bcppo.records import read_json
 from bcppo.settings import paper_preset
@@ -50,6 +50,10 @@ class Entry:
     seed: int
     protocol: str
     config: dict[str, Any]
+    place: str = ""
+    """Its folder within the study's; runs/ID where none is said."""
+    covers: frozenset[str] | None = None
+    """The settings its variant's name stands for; None where study.json vouches for the name."""
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -108,8 +112,11 @@ def _entry(values: Any) -> tuple[Entry | None, str]:
         return None, "its seed is not a whole number of at least 0"
     if not isinstance(values.get("config"), dict):
         return None, "its config is not a set of fields"
-    names = [field.name for field in dataclasses.fields(Entry)]
-    return Entry(**{name: values[name] for name in names}), ""
+    return Entry(**{name: values[name] for name in _LISTED}), ""
+
+
+_LISTED = ("id", "task", "method", "variant", "seed", "protocol", "config")
+"""What study.json says of a run."""
 
 
 def _without_repetitions(entries: list[Entry]) -> tuple[list[Entry], list[Problem]]:
@@ -133,7 +140,8 @@ def _without_repetitions(entries: list[Entry]) -> tuple[list[Entry], list[Proble
 
 def settings_of(entry: Entry) -> Settings:
     """Raises ValueError with the reason where a config cannot be what a run had."""
-    if (entry.config.get("task"), entry.config.get("seed")) != (entry.task, entry.seed):
+    named = entry.task if entry.covers is None or entry.config.get("task") != OWN_TASK else OWN_TASK
+    if (entry.config.get("task"), entry.config.get("seed")) != (named, entry.seed):
         raise ValueError("study.json gives it another task or seed than its config")
     config = typed_config(entry.config)
     if config is None:
@@ -146,7 +154,8 @@ def settings_of(entry: Entry) -> Settings:
     theirs["cost_limit_rate"] = TASKS[config.task].cost_limit_rate if config.task in TASKS else None
     odd = [name for name in ours if name not in NOT_PROTOCOL and ours[name] != theirs[name]]
     scale = MAIN if config.steps == preset.steps else ABLATION if config.steps == ABLATION_STEPS else ""
-    excused = entry.variant != "" or not set(odd) - ({"steps"} if scale == ABLATION else set())
+    named_for = set(odd) if entry.covers is None and entry.variant else set(entry.covers or ())
+    excused = not set(odd) - named_for - ({"steps"} if scale == ABLATION else set())
     known = config.task in TASKS and config.eval_episodes == preset.eval_episodes
     return Settings(
         steps=config.steps,

@@ -47,13 +47,14 @@ def figures_of(records: StudyRecords, stats: Statistics) -> list[Figure]:
     """Every figure a study gives."""
     several = with_frontier(stats.cells).group_by("task").len().filter(pl.col("len") > 1).height > 0
     found = [_pareto(stats)] if several else []
-    ablated = records.runs.filter(pl.col("variant") != "").height > 0
+    varied = records.runs.filter(pl.col("variant") != "").height > 0
+    ablated = varied and records.planned
     for quantity in QUANTITIES:
         if ablated and quantity in ("episode_cost_rate", "sigma_c", "multiplier"):
             found += _ablation_curves(records, quantity)
         elif not ablated:
             found += _training_curves(records, quantity)
-    if ablated:
+    if varied:
         found += component_bars(stats) + sensitivity_bars(stats)
     return found
 
@@ -207,9 +208,12 @@ def _curve_figure(
                 _draw_curve(axis, rows.filter(own), None if points is None else points.filter(own), line, number)
             axis.set_title(task_label(task))
             steps_axis(axis, int(rows.filter(pl.col("task") == task)["step"].max()))  # type: ignore[arg-type]
-            if quantity == "cost_cvar95":
+            positive = rows.filter((pl.col("task") == task) & (pl.col("mean") > 0))["mean"].to_list()
+            if quantity == "cost_cvar95" and positive:
                 axis.set_yscale("log")
                 low, high = axis.get_ylim()
+                low = max(low, min(positive) / 10)  # a band that reaches down to 0 would take the whole of the axis
+                axis.set_ylim(low, high)
                 plain_log(axis.yaxis, high / low)
         for axis in axes[:: min(3, len(axes))]:
             axis.set_ylabel(QUANTITIES[quantity])

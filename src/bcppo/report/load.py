@@ -1,7 +1,7 @@
 """A study's records → frames. What cannot be trusted is named in one sentence and left out; the rest stands.
 
 Two forms give the same frames: a folder of run folders as a study leaves them, and the packed form that is published
-(see pack.py).
+(see pack.py). A folder without a study gives the frames of whatever runs are in it (see found.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bcppo.config import digest
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, read_json
 from bcppo.report.checks import check_copies, check_protocols, check_values, mixed_provenance
 from bcppo.report.entries import Entry, Problem, Settings, read_entries, settings_of
+from bcppo.report.found import find_entries
 from bcppo.report.schema import EVALUATIONS, PROGRESS, RUNS
 
 PROGRESS_NEEDED = ("update", "step")
@@ -41,26 +42,29 @@ class StudyRecords:
     progress: pl.DataFrame
     """Column `run`, PROGRESS and `records`: the number of updates a row stands for, 1 but where curves were thinned."""
     problems: tuple[Problem, ...]
+    planned: bool = True
+    """Whether a study.json says what there should be; otherwise these are the runs that were found."""
 
     @property
     def episodes(self) -> pl.DataFrame:
         """The final evaluation episodes: what every table is computed from."""
         return self.evaluations.filter("final")
 
-    @property
-    def seeds(self) -> list[int]:
-        """All training seeds of the study: a cell that lacks one is incomplete."""
-        return sorted(self.runs["seed"].unique().to_list())
+    def expected_seeds(self, task: str) -> int:
+        """Training seeds a cell should have: all of the study's or, where nothing was planned, all of the task's."""
+        runs = self.runs if self.planned else self.runs.filter(pl.col("task") == task)
+        return runs["seed"].n_unique()
 
 
 def load_study(folder: str | Path) -> StudyRecords:
-    """Load a study from its folder, packed or not."""
+    """Load a study from its folder, packed or not; without a study.json, every run folder that lies there."""
     folder = Path(folder)
     if (folder / "runs.parquet").exists():
         from bcppo.report.pack import load_packed
 
         return load_packed(folder)
-    name, title, entries, problems = read_entries(folder)
+    planned = (folder / "study.json").exists()
+    name, title, entries, problems = read_entries(folder) if planned else find_entries(folder)
     rows, plans = [], []
     for entry in entries:
         row, queries, trouble = _load_run(folder, entry)
@@ -76,7 +80,7 @@ def load_study(folder: str | Path) -> StudyRecords:
     pairs = [frames[row["id"]] for row in rows if row["usable"]]
     evaluations: list[Any] = [pair[0] for pair in pairs]
     progress: list[Any] = [pair[1] for pair in pairs]
-    return assemble(folder, (name, title), rows, (evaluations, progress), problems)
+    return assemble(folder, (name, title), rows, (evaluations, progress), problems, planned=planned)
 
 
 def assemble(
@@ -85,6 +89,8 @@ def assemble(
     rows: list[dict[str, Any]],
     frames: tuple[list[pl.DataFrame], list[pl.DataFrame]],
     problems: list[Problem],
+    *,
+    planned: bool = True,
 ) -> StudyRecords:
     """Rows of runs, and their frames of evaluations and of progress → the study, after the checks across runs."""
     evaluations, progress = frames
@@ -107,6 +113,7 @@ def assemble(
         evaluations=all_evaluations.join(good, on="run", how="semi", maintain_order="left"),
         progress=all_progress.join(good, on="run", how="semi", maintain_order="left"),
         problems=(*problems, *bad, *mixed),
+        planned=planned,
     )
 
 
@@ -115,8 +122,8 @@ def assemble(
 
 def _load_run(folder: Path, entry: Entry) -> tuple[dict, list[Query], list[Problem]]:
     """(the run's row; queries of its evaluations and its progress, none where they cannot be trusted; problems)"""
-    path = folder / "runs" / entry.id
-    failures = _failures(folder / "runs" / f"{entry.id}.failures.jsonl")
+    path = folder / (entry.place or f"runs/{entry.id}")
+    failures = _failures(path.with_name(f"{path.name}.failures.jsonl"))
     settings: Settings | None = None
     provenance: dict[str, Any] = {}
     try:

@@ -23,8 +23,9 @@ def task_label(task: str) -> str:
 
 
 def label(method: str, variant: str = "") -> str:
-    """A row's name: the method's, or the variant's where it is one."""
-    return variant or METHODS.get(method, method)
+    """A row's name: the method's, or the variant's where it is one; of BCPPO that says enough, as in the paper."""
+    name = METHODS.get(method, method)
+    return name if not variant else variant if method == "bcppo" else f"{name}, {variant}"
 
 
 def canonical(variant: str) -> str:

@@ -37,6 +37,8 @@ def pack_study(folder: str | Path, out: str | Path, every: int = EVERY) -> Study
         raise ConfigError(f"A packed curve keeps one row in at least 1 update, but {every} was asked for.")
     if (folder / "runs.parquet").exists():
         raise StudyError(f"{folder} is packed already; pack the study folder it came from.")
+    if not (folder / "study.json").exists():
+        raise StudyError(f"{folder} holds no study: there is no study.json in it.")
     if out.resolve() == folder.resolve():
         raise StudyError(f"A study is packed into another folder than its own, {folder}.")
     records = load_study(folder)

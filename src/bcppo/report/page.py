@@ -1,4 +1,4 @@
-"""A study's report: tables, figures and one HTML page that needs no server and no network."""
+"""The report of a study or of any runs: tables, figures and one HTML page that needs no server and no network."""
 
 from __future__ import annotations
 
@@ -34,10 +34,16 @@ SECTIONS = {
 
 
 def write_report(study: str | Path, out: str | Path | None = None) -> Path:
-    """Write a study's tables, figures and page into the folder `out` (STUDY/report); returns the page."""
+    """Write the tables, figures and page of a study, or of the runs in a folder, into `out` (STUDY/report).
+
+    Returns the page.
+    """
     study = Path(study)
-    out = study / "report" if out is None else Path(out)
-    records = load_study(study)
+    return write_records(load_study(study), study / "report" if out is None else Path(out))
+
+
+def write_records(records: StudyRecords, out: Path) -> Path:
+    """The same, of records that are loaded."""
     stats = statistics(records)
     tables, figures = tables_of(records, stats), figures_of(records, stats)
     try:
@@ -68,7 +74,7 @@ def render_page(
     data = page_data(records, stats)
     parts = {
         "claims": _claims(claims_of(records, stats)),
-        "plot-section": _plot(),
+        "plot-section": _plot(paper=bool(data["paper"])),
         "tables": "".join(map(_table, tables)),
         "curves-section": _curves(data["curves"]),
         "runs": _RUNS,
@@ -83,7 +89,7 @@ def render_page(
     sections = "".join(f'<section id="{key}"><h2>{SECTIONS[key]}</h2>{body}</section>' for key, body in parts.items())
     return Template(_template("page.html")).substitute(
         title=html.escape(records.title or records.name or "A study"),
-        name=html.escape(records.name),
+        name=html.escape(f"study {records.name}" if records.planned else records.name),
         facts=_facts(records, stats),
         navigation="".join(f'<a href="#{key}">{SECTIONS[key]}</a>' for key in parts),
         sections=sections,
@@ -125,7 +131,7 @@ def _facts(records: StudyRecords, stats: Statistics) -> str:
 
 def _claims(claims: Sequence[Claim]) -> str:
     if not claims:
-        return '<p class="lead">The paper makes no claim that this study could test.</p>'
+        return '<p class="lead">The paper makes no claim that these runs could test.</p>'
     counts = Counter(claim.verdict for claim in claims)
     lead = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     cards = []
@@ -142,13 +148,14 @@ def _claims(claims: Sequence[Claim]) -> str:
     return f'{lead}<div class="claims">{"".join(cards)}</div>'
 
 
-def _plot() -> str:
+def _plot(*, paper: bool) -> str:
+    printed = '<button type="button" data-show="paper" aria-pressed="false">paper\'s means</button>' if paper else ""
     return (
         '<p class="lead">Mean Return against mean CVaR@95; upper left is better. Bars are 95 % bootstrap '
         "intervals over "
         "training seeds; filled markers and the line are not dominated; dashed is the cost limit. Hover or tab to a "
         'marker for its numbers.</p><div class="card"><div class="controls legend"><span class="gap"></span>'
-        '<button type="button" data-show="paper" aria-pressed="false">paper\'s means</button>'
+        f"{printed}"
         '<button type="button" data-show="runs" aria-pressed="false">single runs</button></div>'
         '<div id="plot" class="panels"></div></div>'
     )
@@ -166,7 +173,7 @@ def _table(table: Table) -> str:
         body.append(f"<tr{' class=rule' if number in table.rules else ''}>{first}{cells}</tr>")
     notes = "".join(f"<li>{mark(i)}: {html.escape(note)}</li>" for i, note in enumerate(table.notes))
     notes = f'<ul class="notes">{notes}</ul>' if notes else ""
-    opened = " open" if table.name in ("main", "ablations") else ""
+    opened = " open" if table.name in ("main", "ablations", "variants") else ""
     return (
         f'<div class="card table"><details{opened}><summary><b>{title}</b></summary><div class="scroll">'
         f'<table class="sortable" id="table-{html.escape(table.name)}"><thead><tr>{head}</tr></thead>'
@@ -205,7 +212,7 @@ def _curves(curves: dict[str, Any]) -> str:
 
 _RUN_COLUMNS = ("Seed", "State", "Return", "Cost", "CVaR@95", "Safety Rate", "λ&gt;0 share")
 _RUNS = (
-    '<p class="lead">Every run of the study. Open one for its evaluation episodes, its provenance and the command '
+    '<p class="lead">Every run. Open one for its evaluation episodes, its provenance and the command '
     'that makes it.</p><div class="card"><div class="controls"><input id="runs-search" type="search" '
     'placeholder="filter: goal1 bcppo seed0" aria-label="Filter runs"><span id="runs-count"></span></div>'
     '<div class="scroll"><table id="runs-table" class="sortable"><thead><tr><th>Run</th>'
@@ -216,7 +223,7 @@ _RUNS = (
 
 def _figures(figures: Sequence[tuple[Figure, Path]]) -> str:
     if not figures:
-        return '<p class="lead">This study has too little for a figure.</p>'
+        return '<p class="lead">There is too little for a figure.</p>'
     shown = []
     for figure, image in figures:
         payload = base64.b64encode(image.read_bytes()).decode()
@@ -255,7 +262,7 @@ def _provenance(records: StudyRecords) -> str:
 
 def _problems(records: StudyRecords) -> str:
     if not records.problems:
-        return '<p class="lead">None: every record of the study is there and whole.</p>'
+        return '<p class="lead">None: every record is there and whole.</p>'
     items = "".join(
         f'<li><span class="tag">{html.escape(problem.kind)}</span>{html.escape(problem.sentence)}</li>'
         for problem in records.problems
@@ -265,13 +272,9 @@ def _problems(records: StudyRecords) -> str:
 
 def _commands(records: StudyRecords) -> str:
     folder = shlex.quote(str(records.folder))
-    lines = [
-        ("This page, the tables and the figures", f"bcppo report {folder}"),
-        (
-            "The study's published form: raw episodes, thinned curves, configs and provenance",
-            f"bcppo pack {folder} OUT",
-        ),
-    ]
+    packed = "The study's published form: raw episodes, thinned curves, configs and provenance"
+    lines = [("This page, the tables and the figures", f"bcppo report {folder}")]
+    lines += [(packed, f"bcppo pack {folder} OUT")] if records.planned else []
     shown = "".join(f"<h3>{html.escape(what)}</h3><pre><code>{html.escape(line)}</code></pre>" for what, line in lines)
     note = '<p class="caption">The command that makes a single run stands with the run, above.</p>'
     return f'<div class="card">{shown}{note}</div>'

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import math
 import shlex
+from itertools import count
 from typing import Any
 
 import polars as pl
 
-from bcppo.config import to_json
+from bcppo.config import OWN_TASK, to_json
 from bcppo.report.canvas import COLOURS
 from bcppo.report.curves import QUANTITIES, curves
 from bcppo.report.entries import typed_config
@@ -33,10 +34,9 @@ def page_data(records: StudyRecords, stats: Statistics) -> dict[str, Any]:
     cells = Cells(records, stats)
     keys = [(method, "") for method in cells.methods()] + cells.variants()
     index = {key: number for number, key in enumerate(keys)}
-    limits = dict(stats.cells.filter(pl.col("limit_rate").is_not_null()).select("task", "limit_rate").iter_rows())
     return {
-        "tasks": [{"id": task, "label": task_label(task), "limit": limits.get(task, 0.0)} for task in cells.tasks],
-        "series": [_series(key, number) for key, number in index.items()],
+        "tasks": [_task(task, stats) for task in cells.tasks],
+        "series": _series(keys),
         "points": _points(stats, index),
         "paper": _paper_points(cells, index),
         "curves": _curves(records, index),
@@ -44,15 +44,27 @@ def page_data(records: StudyRecords, stats: Statistics) -> dict[str, Any]:
     }
 
 
-def _series(key: tuple[str, str], number: int) -> dict[str, Any]:
-    method, variant = key
+def _task(task: str, stats: Statistics) -> dict[str, Any]:
+    """A task and its limit; runs of one task that have several are not drawn with any (0)."""
+    limits = stats.cells.filter(pl.col("task") == task)["limit_rate"].drop_nulls().unique().to_list()
+    limit = limits[0] if len(limits) == 1 else 0.0
+    return {"id": task, "label": task_label(task) + (f", limit {limit:.8g}" if limit else ""), "limit": limit}
+
+
+def _series(keys: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """How each method and variant looks: a method always the same, a variant like none of the methods shown."""
     names = list(METHODS)
-    place = names.index(method) if not variant and method in names else number
-    light = COLOURS.get(names[place % len(names)], "#777777")
-    return {
-        "label": label(method, variant), "light": light, "dark": DARK.get(names[place % len(names)], light),
-        "shape": SHAPES[place % len(SHAPES)], "dash": DASHES[place % len(DASHES)], "main": key == ("bcppo", ""),
-    }  # fmt: skip
+    own = {key: names.index(key[0]) for key in keys if key[0] in names and not key[1]}
+    free = (place for place in count() if place not in own.values())
+    series = []
+    for key in keys:
+        place = own[key] if key in own else next(free)
+        light = COLOURS.get(names[place % len(names)], "#777777")
+        series.append({
+            "label": label(*key), "light": light, "dark": DARK.get(names[place % len(names)], light),
+            "shape": SHAPES[place % len(SHAPES)], "dash": DASHES[place % len(DASHES)], "main": key == ("bcppo", ""),
+        })  # fmt: skip
+    return series
 
 
 def _points(stats: Statistics, index: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
@@ -84,7 +96,7 @@ def _paper_points(cells: Cells, index: dict[tuple[str, str], int]) -> list[dict[
 
 
 def _curves(records: StudyRecords, index: dict[tuple[str, str], int]) -> dict[str, Any]:
-    ablated = any(variant for _, variant in index)
+    ablated = records.planned and any(variant for _, variant in index)
     shown = {}
     for quantity, name in QUANTITIES.items():
         update = quantity in ("sigma_c", "multiplier")
@@ -161,6 +173,8 @@ def train_command(run: str, method: str, values: dict[str, Any]) -> str:
         config = None
     if config is None:
         return "not known: the run's settings are of another version"
+    if config.task == OWN_TASK:
+        return "none: its environment came from Python, by make_env"
     ours, preset = to_json(config), to_json(paper_preset(type(config), config.task))
     words = [
         "bcppo",

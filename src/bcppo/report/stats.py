@@ -98,11 +98,10 @@ def cell_statistics(records: StudyRecords, runs: pl.DataFrame, draws: int = DRAW
 
     `seeds` of `expected` are there: a cell with fewer is incomplete and says so wherever it is shown.
     """
-    expected = len(records.seeds)
     rows = []
     for key in records.runs.select(CELL).unique(maintain_order=True).iter_rows():
         own = runs.filter(*(pl.col(name) == value for name, value in zip(CELL, key))).sort("seed")
-        row: dict[str, Any] = dict(zip(CELL, key)) | {"seeds": own.height, "expected": expected}
+        row: dict[str, Any] = dict(zip(CELL, key)) | {"seeds": own.height, "expected": records.expected_seeds(key[0])}
         row["paper"] = own["paper"][0] if own.height and own["paper"].n_unique() == 1 else ""
         row["limit_rate"] = own["limit_rate"][0] if own.height else None
         for metric in METRICS:

@@ -84,19 +84,21 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
             (row["task"], row["method"]) for row in with_frontier(stats.cells).filter("frontier").iter_rows(named=True)
         }
         is_bold: IsBold = lambda task, method, metric: (task, method) in bold and metric in ("return", "cvar95")  # noqa: E731
-        caption = _MAIN_CAPTION + cells.provisional_bold()
+        caption = _MAIN_CAPTION + cells.limits() + cells.provisional_bold()
         tables.append(_layout(cells, ("main", caption), columns, MAIN_METRICS, is_bold))
         tables.append(_layout(cells, ("more_metrics", _MORE_CAPTION), columns, MORE_METRICS))
-        tables.append(_beside(cells, "paper_and_ours", columns))
+        tables += _beside(cells, "paper_and_ours", columns)
         tables.append(_intervals(cells, columns))
     if stats.comparisons.height:
-        tables.append(_comparisons(stats, len(records.seeds)))
+        tables.append(_comparisons(stats, records))
     variants = cells.variants()
     if variants:
-        rows = [("bcppo", ""), *variants] if cells.has("bcppo", "") else variants
-        tables.append(_layout(cells, ("ablations", _ABLATION_CAPTION), rows, MAIN_METRICS))
-        tables.append(_layout(cells, ("ablations_more", _MORE_CAPTION), rows, MORE_METRICS))
-        tables.append(_beside(cells, "ablations_paper_and_ours", rows))
+        whole = [(method, "") for method in cells.methods() if method in {method for method, _ in variants}]
+        caption = _ABLATION_CAPTION if cells.planned else _VARIANT_CAPTION
+        name, rows = "ablations" if cells.planned else "variants", whole + variants
+        tables.append(_layout(cells, (name, caption + cells.limits()), rows, MAIN_METRICS))
+        tables.append(_layout(cells, (f"{name}_more", _MORE_CAPTION), rows, MORE_METRICS))
+        tables += _beside(cells, f"{name}_paper_and_ours", rows)
     return tables
 
 
@@ -115,6 +117,11 @@ _ABLATION_CAPTION = (
     "Variants of BCPPO: mean ± sample standard deviation over training seeds. Cost and CVaR@95 are per step."
 )
 
+_VARIANT_CAPTION = (
+    "Runs with settings of their own, named by what sets them apart from others of their task: mean ± sample standard "
+    "deviation over training seeds. Cost and CVaR@95 are per step."
+)
+
 IsBold = Callable[[str, str, str], bool]
 
 
@@ -125,6 +132,7 @@ class Cells:
         self._rows = {(row["task"], row["method"], row["variant"]): row for row in stats.cells.iter_rows(named=True)}
         self.tasks = in_order((key[0] for key in self._rows), TASKS)
         self.ablated = any(variant for _, _, variant in self._rows)
+        self.planned = records.planned
         usable = records.runs.filter("usable")
         self._differs = {
             tuple(row[:3]): row[3] for row in usable.select("task", "method", "variant", "differs").iter_rows()
@@ -137,16 +145,13 @@ class Cells:
         found = {(method, variant) for _, method, variant in self._rows if variant != ""}
         return sorted(found, key=lambda key: (key[0], variant_key(key[1])))
 
-    def has(self, method: str, variant: str) -> bool:
-        return any((task, method, variant) in self._rows for task in self.tasks)
-
     def row(self, task: str, method: str, variant: str) -> dict | None:
         return self._rows.get((task, method, variant))
 
     def value(self, task: str, method: str, variant: str, metric: str) -> Value:
         row = self.row(task, method, variant)
         if row is None:
-            return Value(None, note="not part of this study")
+            return Value(None, note="not part of this study" if self.planned else "no such run")
         if row["seeds"] == 0:
             return Value(None, note=f"0 of {row['expected']} seeds: no run can be used, see Problems")
         if row[metric] is None:
@@ -160,11 +165,22 @@ class Cells:
         names = ", ".join(task_label(task) for task in self.tasks if task in short)
         return f" Cells of {names} lack seeds: bold there is provisional." if short else ""
 
+    def limits(self) -> str:
+        """The limits in force, which a task of one's own has told nobody else."""
+        known = {task: {row["limit_rate"] for (t, *_), row in self._rows.items() if t == task} for task in self.tasks}
+        texts = [
+            f"{task_label(task)} {' or '.join(f'{rate:.8g}' for rate in sorted(rates - {None}))}"
+            for task, rates in known.items() if rates - {None}
+        ]  # fmt: skip
+        return f" Limit on Cost: {', '.join(texts)}." if texts else ""
+
     def experiment(self, task: str, method: str, variant: str) -> tuple[str, str]:
         """(the experiment of the paper a cell stands beside, why it is not quite that)"""
         row = self.row(task, method, variant)
         if row is not None and row["paper"]:
             return row["paper"], ""
+        if not self.planned:
+            return "", ""  # runs that nobody planned stand beside the paper's only where they are the paper's
         differs = self._differs.get((task, method, variant), "")
         guess = ABLATION if self.ablated else MAIN
         return guess, f"settings other than the paper's: {differs}" if differs else ""
@@ -195,8 +211,8 @@ def _layout(
     return Table(*titles, header, tuple(lines), tuple(range(step - 1, len(lines) - 1, step)))
 
 
-def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
-    """The paper's value and ours, side by side."""
+def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> list[Table]:
+    """The paper's value and ours, side by side; no table for runs that nobody planned and the paper has not."""
     lines: list[tuple[str | Value, ...]] = []
     for method, variant in rows:
         for number, (metric, title) in enumerate(MAIN_METRICS.items()):
@@ -218,7 +234,9 @@ def _beside(cells: Cells, name: str, rows: Sequence[tuple[str, str]]) -> Table:
     for task in cells.tasks:
         header += [f"{task_label(task)} paper", f"{task_label(task)} ours"]
     caption = "The paper's mean ± standard deviation beside ours. – in a paper column: the paper prints no such cell."
-    return Table(name, caption, tuple(header), tuple(lines), tuple(range(2, len(lines) - 1, 3)))
+    printed_any = any(cell.mean is not None for line in lines for cell in line[2::2] if isinstance(cell, Value))
+    table = Table(name, caption, tuple(header), tuple(lines), tuple(range(2, len(lines) - 1, 3)))
+    return [table] if cells.planned or printed_any else []
 
 
 def _intervals(cells: Cells, rows: Sequence[tuple[str, str]]) -> Table:
@@ -242,12 +260,12 @@ def _intervals(cells: Cells, rows: Sequence[tuple[str, str]]) -> Table:
     return Table("intervals", caption, header, tuple(lines))
 
 
-def _comparisons(stats: Statistics, expected: int) -> Table:
+def _comparisons(stats: Statistics, records: StudyRecords) -> Table:
     lines = []
     order = [(task, method) for task in in_order(stats.comparisons["task"], TASKS) for method in METHODS]
     found = {(row["task"], row["method"]): row for row in stats.comparisons.iter_rows(named=True)}
     for key in [key for key in order if key in found] + [key for key in found if key not in order]:
-        row = found[key]
+        row, expected = found[key], records.expected_seeds(key[0])
         same = row["return_difference"] == row["cvar95_difference"] == 0 and row["pairs"] == expected
         pair = (
             "dominates" if row["dominates"] else "is dominated" if row["dominated"] else "equals" if same else "trades"
@@ -285,7 +303,8 @@ def to_markdown(table: Table) -> str:
     lines = ["| " + " | ".join(map(_escape_markdown, table.header)) + " |", "|" + "---|" * len(table.header)]
     lines += ["| " + " | ".join(map(text, row)) + " |" for row in table.rows]
     notes = [f"<sup>{mark(number)}</sup> {_escape_markdown(note)}" for number, note in enumerate(table.notes)]
-    return "\n".join([*lines, "", table.caption, *(["", "<br>\n".join(notes)] if notes else [])]) + "\n"
+    lines += ["", _escape_markdown(table.caption), *(["", "<br>\n".join(notes)] if notes else [])]
+    return "\n".join(lines) + "\n"
 
 
 def _escape_markdown(text: str) -> str:

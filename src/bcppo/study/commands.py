@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bcppo.errors import ConfigError, unknown_name
+from bcppo.parsing import parse
 from bcppo.study import diagnostics
 from bcppo.study.engine import Engine, run_study
 from bcppo.study.folder import StudyFolder
@@ -102,7 +103,7 @@ def _list(arguments: list[str]) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    options = tyro.cli(_Run, args=arguments, prog="bcppo study run")
+    options = parse(_Run, arguments, "bcppo study run")
     for_ray = {name: getattr(options, name) for name in ("address", "cpus_per_run", "gpus_per_run")}
     for_ray = {name: value for name, value in for_ray.items() if value is not None}
     if for_ray and options.engine != "ray":
@@ -167,7 +168,7 @@ def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str,
 
 
 def _status(arguments: list[str]) -> None:
-    options = tyro.cli(_Status, args=arguments, prog="bcppo study status")
+    options = parse(_Status, arguments, "bcppo study status")
     folder = StudyFolder(options.folder)
     for table in tables(folder, look(folder)):
         _print(table)

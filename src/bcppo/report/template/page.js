@@ -94,6 +94,7 @@
       const all = [...points, ...printed, ...runs];
       if (!all.length) return panel(task.label, html("p", { class: "lead" }, "Nothing to show."));
       const xs = all.flatMap((p) => [p.cvar, p.cvarLow, p.cvarHigh]).concat(task.limit).filter((v) => v > 0);
+      if (!xs.length) xs.push(1);  // a log axis has no place for costs that are all 0
       const ys = all.flatMap((p) => [p.ret, p.retLow, p.retHigh]).filter((v) => v !== null && v !== undefined);
       const x = logarithmic(Math.min(...xs) / 1.3, Math.max(...xs) * 1.3, L, W - R);
       const y = linear(...span(ys, 0.08), H - B, T);
