@@ -1,4 +1,4 @@
-"""OmniSafe trains on our tasks and is charged our costs; BCPPO_OMNISAFE_PYTHON names a Python with OmniSafe 0.5.0."""
+"""OmniSafe trains on our tasks and is charged our costs; OMNISAFE_PYTHON names a Python with OmniSafe 0.5.0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import bcppo
 
-PYTHON = os.environ.get("BCPPO_OMNISAFE_PYTHON", "")
+PYTHON = os.environ.get("OMNISAFE_PYTHON", "")
 SCRIPT = """
 import json, sys, tempfile
 import bcppo.integrations.omnisafe as tasks
@@ -46,7 +46,7 @@ json.dump({"log": log, "limit": tasks.episode_cost_limit("goal1")}, open(sys.arg
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not PYTHON, reason="BCPPO_OMNISAFE_PYTHON names no Python with OmniSafe 0.5.0")
+@pytest.mark.skipif(not PYTHON, reason="OMNISAFE_PYTHON names no Python with OmniSafe 0.5.0")
 def test_omnisafe_trains_on_goal1_at_our_costs(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(bcppo.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [PYTHON, "-c", SCRIPT, tmp_path / "log.json"]
