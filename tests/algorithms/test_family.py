@@ -199,6 +199,16 @@ def test_every_method_is_deterministic_resumes_and_does_not_mind_company(method:
     assert (max(multipliers) > 0) == (method != "ppo"), "a resumed controller was not put to the test"
 
 
+def test_what_observations_are_normalised_by_goes_on_with_a_resumed_run(tmp_path: Path) -> None:
+    settings = settings_of("bcppo", normalize_observations=True)
+    whole = train(settings, out=tmp_path / "whole", make_env=TinyCMDP)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, out=tmp_path / "half", make_env=TinyCMDP, watch=Stop(bar=False))
+    resumed = resume(tmp_path / "half", make_env=TinyCMDP)
+    for name in FILES:
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
 class Stop(Watch):
     """Interrupts a run at its third update."""
 
