@@ -22,13 +22,12 @@ import threading
 from pathlib import Path
 from time import perf_counter, sleep
 
+from simulators import STATE
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # --- the floor --------------------------------------------------------------------------------------------------------
-
-
-STATE = ("qpos", "qvel", "qacc_warmstart", "mocap_pos", "mocap_quat")
 
 
 def raw_child(task: str, seconds: float, policy: str) -> None:
@@ -93,8 +92,8 @@ def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> fl
         )
         for index in range(workers)
     ]  # fmt: skip
-    for child in children:
-        child.stdout.readline()  # type: ignore[union-attr]
+    if any(child.stdout.readline() != "ready\n" for child in children):  # type: ignore[union-attr]
+        sys.exit(f"The raw physics of {task} could not be measured: a process of it ended too early.")
     for child in children:
         child.stdin.write("\n")  # type: ignore[union-attr]
         child.stdin.flush()  # type: ignore[union-attr]

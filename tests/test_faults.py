@@ -24,7 +24,7 @@ from bcppo.evaluation import evaluate
 from bcppo.policy import NumpyPolicy, load_policy
 from bcppo.records import FolderError, RunFolder, read_json, read_tensors, write_json, write_tensors
 from bcppo.rollout import Collector
-from bcppo.run import Run, resume, train
+from bcppo.run import Run, make_config, resume, train
 from bcppo.watch import Watch
 from bcppo.worker import own_environment
 
@@ -367,6 +367,36 @@ def test_a_run_that_ended_before_its_first_update_may_be_begun_anew(tmp_path: Pa
     train(out=tmp_path / "other", make_env=TinyCMDP, **settings)
     for name in ("config.json", "progress.parquet", "policy.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+def test_beginning_anew_may_be_killed_at_any_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each file or folder that it takes away, the next start finds a folder it can begin in."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed_after(count: int, name: str, owner: object) -> None:
+        original = getattr(owner, name)
+
+        def once(*arguments, **options):
+            original(*arguments, **options)
+            removed.append(arguments[0])
+            if len(removed) == count:
+                raise Killed
+
+        monkeypatch.setattr(owner, name, once)
+
+    for count in range(1, 5):
+        folder, removed = tmp_path / str(count), []
+        with pytest.raises(Exception, match="not yet written"):
+            train(out=folder, make_env=Unwritten, **TINY)
+        (folder / "tensorboard").mkdir()  # as with curves
+        killed_after(count, "unlink", Path)
+        killed_after(count, "rmtree", shutil)
+        with pytest.raises(Killed):
+            RunFolder(folder).create("bcppo", make_config("bcppo", "hopper"), "cpu")
+        monkeypatch.undo()
+        assert train(out=folder, make_env=TinyCMDP, **TINY).status()["state"] == "finished"
 
 
 @pytest.mark.parametrize("kept", ["notes.txt", "progress.parquet", "checkpoint.safetensors"])

@@ -80,6 +80,13 @@ class RunConfig:
         return range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + self.eval_episodes)
 
 
+def text_of(value: Any) -> str:
+    """A setting's value in a name: 64x64, true, 0.1."""
+    if isinstance(value, (list, tuple)):
+        return "x".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def to_json(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 

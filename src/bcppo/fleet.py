@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.config import NOT_PROTOCOL, RunConfig, to_json
+from bcppo.config import NOT_PROTOCOL, RunConfig, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Worker, wait
@@ -138,17 +138,11 @@ def name_runs(runs: Sequence[tuple[str, RunConfig]]) -> list[str]:
         alike = [to_json(other) for other_name, (_, other) in zip(plain, runs) if other_name == name]
         own = to_json(config)
         differ = [field for field in own if any(other.get(field) != own[field] for other in alike)]
-        names.append(_file_name("-".join([name, *(f"{field}{_value(own[field])}" for field in differ)])))
+        names.append(_file_name("-".join([name, *(f"{field}{text_of(own[field])}" for field in differ)])))
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"The run {name} is in this fleet twice.")
     return names
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "x".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _file_name(text: str) -> str:

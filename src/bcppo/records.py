@@ -49,6 +49,8 @@ FORMAT = 1
 ROWS = ("progress", "episodes", "evaluations", "timings")
 _FIRST_FILES = ("config.json", "provenance.json", "status.json", "replay.bin", "tensorboard")
 """What a run leaves that ends before its first update."""
+_LAST_REMAINS = ("provenance.json", "status.json")
+"""What may be left of a run that has no config: `create` was killed before it wrote one, or after it took one away."""
 RUNNING, FINISHED, DIVERGED, FAILED = "running", "finished", "diverged", "failed"
 
 
@@ -205,10 +207,10 @@ class RunFolder:
             raise FolderError(f"The folder {self.path} cannot be made: {error.strerror}.") from error
         with self.locked():
             found = list(self.path.iterdir())
-            if not (self.came_to_nothing or all(path.name == "provenance.json" or _is_part(path) for path in found)):
+            if not (self.came_to_nothing or all(path.name in _LAST_REMAINS or _is_part(path) for path in found)):
                 raise FolderError(f"{self.path} already holds other files; choose another folder.")
-            # The config first: killed in between, this leaves what it leaves where there was no run yet.
-            for path in sorted(found, key=lambda path: path.name != "config.json"):
+            # Killed on the way, this leaves a run that came to nothing or, without its config, the last remains of one.
+            for path in sorted(found, key=lambda path: (path.name in _LAST_REMAINS, path.name == "config.json")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
             write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bcppo.config import NOT_PROTOCOL, OWN_TASK, RunConfig, to_json
+from bcppo.config import NOT_PROTOCOL, OWN_TASK, RunConfig, text_of, to_json
 from bcppo.errors import ConfigError, FolderError
 from bcppo.records import FINISHED, FORMAT, read_json
 from bcppo.report.entries import Entry, Problem, StudyError, typed_config
@@ -96,7 +96,7 @@ def _named(entries: list[Entry]) -> list[Entry]:
             name for name in own
             if any(other.get(name) != own[name] for other in (of_task if name in _SHARED else of_method))
         ]  # fmt: skip
-        variant = ", ".join(f"{_SYMBOLS.get(name, name)}={_text(own[name])}" for name in differ)
+        variant = ", ".join(f"{_SYMBOLS.get(name, name)}={text_of(own[name])}" for name in differ)
         named.append(dataclasses.replace(entry, variant=variant, covers=frozenset(differ)))
     return named
 
@@ -130,12 +130,6 @@ def _differences(entry: Entry, ours: dict[str, Any], preset: dict[str, Any]) -> 
             ours["cost_limit_rate"] = task.cost_limit_rate
     kept = [name for name in ours if name not in (*NOT_PROTOCOL, "task") and ours[name] != preset.get(name)]
     return {name: ours[name] for name in kept}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "x".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _without_copies(folder: Path, entries: list[Entry]) -> tuple[list[Entry], list[Problem]]:
