@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcppo.config import from_json, protocol_id, to_json
+from bcppo.config import LATER, digest, from_json, identity, protocol_id, to_json
 from bcppo.errors import ConfigError
 from bcppo.run import make_config
 from bcppo.settings import BCPPOConfig, paper_preset
@@ -51,6 +51,7 @@ IMPOSSIBLE = {
     "seed": [-1, 0.5, NAN, "0", True, None],
     "steps": [0, -5, NAN, INF, 10.5, "many"],
     "cost_limit_rate": [-0.1, NAN, INF, "0.3"],
+    "clip_actions": [0, None],
     "num_envs": [0, -2, 3, 5000, NAN],  # 3 does not divide 1024
     "eval_every": [-1, NAN],
     "eval_episodes": [0, -1, NAN],
@@ -162,7 +163,7 @@ def test_protocol_identifier_ignores_what_tells_runs_of_one_protocol_apart() -> 
 @pytest.mark.parametrize(
     "change",
     [{"beta": 0.2}, {"steps": 500_000}, {"task": "push1"}, {"cost_limit_rate": 0.6}, {"rollout": 512}, {"bonus": True},
-     {"hidden": (64, 64)}, {"num_envs": 2}, {"eval_episodes": 100}, {"keep_probability": 0.9}],
+     {"hidden": (64, 64)}, {"num_envs": 2}, {"eval_episodes": 100}, {"keep_probability": 0.9}, {"clip_actions": False}],
     ids=str,
 )  # fmt: skip
 def test_protocol_identifier_knows_every_setting_that_changes_a_result(change: dict) -> None:
@@ -211,6 +212,15 @@ def test_a_stored_config_of_another_version_is_refused(spoil) -> None:
     spoil(values)
     with pytest.raises(ConfigError, match="does not fit this version"):
         from_json(BCPPOConfig, values)
+
+
+def test_a_config_stored_before_there_was_a_field_is_read_as_what_was_done_then() -> None:
+    values = to_json(BCPPOConfig())
+    for name in LATER:
+        del values[name]
+    assert from_json(BCPPOConfig, values) == BCPPOConfig(**LATER)
+    assert digest(identity(BCPPOConfig(**LATER))) == digest(values | {"hidden": (256, 256)})
+    assert protocol_id("bcppo", BCPPOConfig()) == "9cd423aedb94"  # of runs from before clip_actions
 
 
 def test_a_stored_config_is_checked_like_any_other() -> None:

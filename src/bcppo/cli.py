@@ -85,7 +85,7 @@ def _train(arguments: list[str]) -> None:
     from bcppo.evaluation import evaluate_policy
     from bcppo.run import train
     from bcppo.watch import Watch
-    from bcppo.worker import environment_factory
+    from bcppo.worker import run_environment
 
     folder = train(config, method=options.method, out=options.out, watch=Watch(bar=not options.quiet))
     rows = folder.read_rows("evaluations")
@@ -94,7 +94,7 @@ def _train(arguments: list[str]) -> None:
         row = {name: values[index] for name, values in rows.items()}
         results.setdefault(f"{options.method}, {step:,} steps", []).append(row)
     if options.beside_random:
-        env = environment_factory(config.task, config.cost_limit_rate)()
+        env = run_environment(config)()
         results["random actions"] = evaluate_policy(None, env, config.eval_seeds)
         env.close()
     _print_evaluation(results, config.limit_rate)

@@ -23,6 +23,10 @@ OWN_TASK = "own"
 NOT_PROTOCOL = ("seed", "device", "eval_every", "checkpoint_every", "log_every", "tensorboard")
 """Fields that tell runs of one protocol apart, or change nothing a result shows."""
 
+LATER: dict[str, Any] = {"clip_actions": True}
+"""Fields that came after the first runs were stored → what was done before. Where they hold that value they leave the
+identifiers of runs and protocols alone, and a stored config without them is read as having it."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -36,6 +40,8 @@ class RunConfig:
     """Environment steps to train for, rounded up to a whole rollout."""
     cost_limit_rate: float | None = None
     """Limit on the mean cost per step; the task's own where none is given."""
+    clip_actions: bool = True
+    """Clip actions to the action space before environment and cost see them; off hands over what was sampled."""
     num_envs: int = 1
     """Environments stepped in parallel, each in a process of its own when there are several."""
     eval_every: int = 200_000
@@ -91,11 +97,17 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The fields that tell a config from others: all, but for those that came later and change nothing."""
+    return {name: value for name, value in to_json(config).items() if name not in LATER or value != LATER[name]}
+
+
 def from_json(kind: type[RunConfig], values: dict[str, Any]) -> RunConfig:
-    """A config from its stored fields; unknown or missing fields are refused."""
+    """A config from its stored fields; unknown or missing fields are refused, but for those that came later."""
     if not isinstance(values, dict):
         raise ConfigError("A stored config is not a set of fields.")
     known = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in LATER.items() if name in known} | values
     if set(values) != known:
         odd = sorted(set(values) ^ known)
         raise ConfigError(f"A stored config does not fit this version: the fields {', '.join(odd)} differ.")
@@ -110,7 +122,7 @@ def digest(values: Any) -> str:
 
 def protocol_id(method: str, config: RunConfig) -> str:
     """Runs with one identifier may stand in one table: same task, method and settings, whatever the seed or machine."""
-    settings = {name: value for name, value in to_json(config).items() if name not in NOT_PROTOCOL}
+    settings = {name: value for name, value in identity(config).items() if name not in NOT_PROTOCOL}
     settings["cost_limit_rate"] = config.limit_rate  # the task's own limit is the same protocol, given or not
     task = TASKS.get(config.task)
     return digest({"method": method, "settings": settings, "task": dataclasses.asdict(task) if task else config.task})

@@ -15,7 +15,7 @@ from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import load_policy
 from bcppo.records import DIVERGED, RunFolder
 from bcppo.rollout import MakeEnv
-from bcppo.worker import environment_factory, own_environment
+from bcppo.worker import run_environment
 
 CVAR_LEVEL = 0.95
 
@@ -33,8 +33,7 @@ def evaluate(
     run = RunFolder(folder)
     _, config = run.load_config(CONFIGS)
     require_policy(run)
-    limit = config.cost_limit_rate
-    env = (own_environment(make_env, limit) if make_env else environment_factory(config.task, limit))()
+    env = run_environment(config, make_env)()
     seeds = range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + episodes)
     try:
         return evaluate_policy(load_policy(run / "policy.safetensors"), env, seeds, stochastic=stochastic)

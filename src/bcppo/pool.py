@@ -202,10 +202,14 @@ class RemoteCollector:
         cost_limit_rate: float | None,
         seeds: np.random.Generator,
         noise: np.random.Generator,
+        *,
+        clip_actions: bool = True,
     ) -> None:
         self.worker = worker
         self._seeds, self._noise = seeds, noise
-        self._made = {"do": "make", "task": task, "cost_limit_rate": cost_limit_rate}
+        self._made = {
+            "do": "make", "task": task, "cost_limit_rate": cost_limit_rate, "clip_actions": clip_actions
+        }  # fmt: skip
         self._asked: tuple[dict[str, Any], Arrays] | None = None
         self._policy_places: dict[tuple[str, ...], Places] = {}
         self._rollout_places: Places = {}

@@ -13,7 +13,7 @@ from bcppo.errors import BcppoError
 from bcppo.evaluation import Episode, require_policy
 from bcppo.records import RunFolder, read_json
 from bcppo.rollout import MakeEnv
-from bcppo.worker import environment_factory, own_environment
+from bcppo.worker import run_environment
 
 MEASURES = ("episode_return", "cost_rate", "native_cost", "boundary_hits", "length")
 
@@ -32,8 +32,7 @@ def open_finished_run(folder: str | Path) -> tuple[RunFolder, str, RunConfig]:
 
 def make_environment(config: RunConfig, make_env: MakeEnv | None) -> gymnasium.Env:
     """The run's environment; `make_env` where it was trained with one."""
-    limit = config.cost_limit_rate
-    return (own_environment(make_env, limit) if make_env else environment_factory(config.task, limit))()
+    return run_environment(config, make_env)()
 
 
 def recorded_episodes(run: RunFolder) -> list[Episode]:

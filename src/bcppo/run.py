@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.config import OWN_TASK, RunConfig, digest, to_json
+from bcppo.config import OWN_TASK, RunConfig, digest, identity
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.evaluation import CVAR_LEVEL
 from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
@@ -33,7 +33,7 @@ from bcppo.settings import make_preset
 from bcppo.streams import Streams
 from bcppo.tasks.table import TASKS
 from bcppo.watch import Watch, silent
-from bcppo.worker import environment_factory, own_environment
+from bcppo.worker import run_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
@@ -74,14 +74,20 @@ class Run:
         self.rows: dict[str, dict[str, list]] = {"progress": {}, "episodes": {}, "evaluations": {}, "timings": {}}
 
     def _make_collectors(self, make_env: MakeEnv | None, hosts: Sequence[Worker]) -> None:
-        limit, pairs = self.config.cost_limit_rate, zip(self.streams.environment, self.streams.noise)
+        config, pairs = self.config, zip(self.streams.environment, self.streams.noise)
         if hosts:
             self.collectors += [
-                RemoteCollector(hosts[index % len(hosts)], self.config.task, limit, *pair)
+                RemoteCollector(
+                    hosts[index % len(hosts)],
+                    config.task,
+                    config.cost_limit_rate,
+                    *pair,
+                    clip_actions=config.clip_actions,
+                )
                 for index, pair in enumerate(pairs)
             ]
         else:
-            make = own_environment(make_env, limit) if make_env else environment_factory(self.config.task, limit)
+            make = run_environment(config, make_env)
             self.collectors += [Collector(make, *pair) for pair in pairs]
 
     @property
@@ -175,7 +181,7 @@ class Run:
         }
         return {
             "format": str(FORMAT),
-            "config": digest(to_json(self.config)),
+            "config": digest(identity(self.config)),
             "state": json.dumps(state),
             "streams": self.streams.dump(),
         }
@@ -184,7 +190,7 @@ class Run:
         """Back to where a checkpoint was written."""
         if notes.get("format") != str(FORMAT):
             raise FolderError(f"The checkpoint in {self.folder.path} was written by another version of this library.")
-        if notes.get("config") != digest(to_json(self.config)):
+        if notes.get("config") != digest(identity(self.config)):
             raise FolderError(f"The checkpoint in {self.folder.path} belongs to another config than its config.json.")
         state = json.loads(notes["state"])
         self.step, self.updates = state["step"], state["updates"]

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import gymnasium
 import numpy as np
 
-from bcppo.config import OWN_TASK
+from bcppo.config import OWN_TASK, RunConfig
 from bcppo.errors import BcppoError, ConfigError, Diverged
 from bcppo.lockstep import Slot, Stepper, keep_step
 from bcppo.policy import sampler
@@ -34,7 +34,13 @@ Places = Mapping[str, tuple[str, list[int], int]]
 _LENGTH = struct.Struct("<Q")
 
 
-def environment_factory(task: str, cost_limit_rate: float | None) -> MakeEnv:
+def run_environment(config: RunConfig, make_env: MakeEnv | None = None) -> MakeEnv:
+    """How to make the environment of a run; `make_env` where it was trained with one."""
+    settings = config.cost_limit_rate, config.clip_actions
+    return own_environment(make_env, *settings) if make_env else environment_factory(config.task, *settings)
+
+
+def environment_factory(task: str, cost_limit_rate: float | None, clip_actions: bool = True) -> MakeEnv:
     """How to make the environment of a task: a name from the table, an environment id, or 'module:function'."""
     from bcppo.tasks import TASKS, make_task
 
@@ -48,13 +54,13 @@ def environment_factory(task: str, cost_limit_rate: float | None) -> MakeEnv:
             raise ConfigError(f"The module '{module}' of the task '{task}' cannot be imported: {error}.") from error
         if not callable(factory):
             raise ConfigError(f"The module '{module}' has no function '{attribute}' to make the environment with.")
-        return lambda: make_task(factory(), cost_limit_rate=cost_limit_rate)
+        return lambda: make_task(factory(), cost_limit_rate=cost_limit_rate, clip_actions=clip_actions)
     if task in TASKS:
-        return lambda: make_task(task)
-    return lambda: make_task(task, cost_limit_rate=cost_limit_rate)
+        return lambda: make_task(task, clip_actions=clip_actions)
+    return lambda: make_task(task, cost_limit_rate=cost_limit_rate, clip_actions=clip_actions)
 
 
-def own_environment(make_env: MakeEnv, cost_limit_rate: float | None) -> MakeEnv:
+def own_environment(make_env: MakeEnv, cost_limit_rate: float | None, clip_actions: bool = True) -> MakeEnv:
     """`make_env` with a cost that is checked, whether or not it already passes its environment through `make_task`."""
     from bcppo.tasks import OwnCost, RareEventCost, make_task
 
@@ -62,9 +68,11 @@ def own_environment(make_env: MakeEnv, cost_limit_rate: float | None) -> MakeEnv
         env = layer = make_env()
         while isinstance(layer, gymnasium.Wrapper):
             if isinstance(layer, (OwnCost, RareEventCost)):
+                if layer.clips != clip_actions:
+                    raise ConfigError("Your make_task clips actions and the run does not, or the other way round.")
                 return env
             layer = layer.env
-        return make_task(env, cost_limit_rate=cost_limit_rate)
+        return make_task(env, cost_limit_rate=cost_limit_rate, clip_actions=clip_actions)
 
     return make
 
@@ -136,7 +144,7 @@ class _Host:
         return reply | {"seeds": seeds, "noise": noise}, sent
 
     def _make(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        make_env = environment_factory(header["task"], header["cost_limit_rate"])
+        make_env = environment_factory(header["task"], header["cost_limit_rate"], header["clip_actions"])
         collector = self._collectors[number] = Collector(make_env, *self._streams[number])
         width, low, high = collector.spaces
         reply = {"observation": width, "episode_seed": collector.episode_seed}

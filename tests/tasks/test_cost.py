@@ -70,6 +70,20 @@ def test_the_action_outside_the_box_is_executed_clipped(name):
         assert first[1:] == second[1:]
 
 
+@pytest.mark.parametrize("name", PAPER)
+def test_without_clipping_the_action_is_charged_as_given_and_moves_no_more_than_the_clipped_one(name):
+    raw, clipped = make_task(name, clip_actions=False), make_task(name)
+    for env in (raw, clipped):
+        env.reset(seed=1)
+    assert np.isinf(raw.action_space.low).all()
+    assert np.isinf(raw.action_space.high).all()
+    action = np.full(raw.action_space.shape, 3.0)
+    first, second = raw.step(action), clipped.step(action)
+    assert (first[0] == second[0]).all()  # MuJoCo limits the actuators
+    added = first[4]["cost"] - second[4]["cost"]
+    assert added == pytest.approx(raw.task.action_cost * 8.0 * action.size)
+
+
 @pytest.mark.parametrize("name", ["goal1", "button1", "push1"])
 def test_native_cost_is_the_simulators_own(name):
     task, bare = make_task(name), gymnasium.make(PAPER[name][0])

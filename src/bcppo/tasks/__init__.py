@@ -26,13 +26,15 @@ def make_task(
     *,
     cost: CostFunction | None = None,
     cost_limit_rate: float | None = None,
+    clip_actions: bool = True,
     **options: Any,
 ) -> gymnasium.Env:
     """An environment whose `info["cost"]` is a cost per step and which knows its `cost_limit_rate`.
 
     `task` is the name of one of the paper's tasks, a `Task`, or any Gymnasium environment (or id) with a cost: either
     it reports `info["cost"]` (Safety-Gymnasium's six-tuple is understood too), or `cost(observation, action)` is given.
-    Such an environment needs a `cost_limit_rate`, the allowed mean cost per step. `options` go to `gymnasium.make`.
+    Such an environment needs a `cost_limit_rate`, the allowed mean cost per step. Without `clip_actions` environment
+    and cost see the action as it is given, and the action space has no bounds. `options` go to `gymnasium.make`.
 
     >>> env = make_task("Pendulum-v1", cost=lambda observation, action: float(observation[2] > 6), cost_limit_rate=0.1)
     >>> observation, _ = env.reset(seed=0)
@@ -56,7 +58,7 @@ def make_task(
             from bcppo.tasks.locomotion import QUICK
 
             env = QUICK[known.env_id](env, known.horizon)
-        return RareEventCost(env, known)
+        return RareEventCost(env, known, clip_actions)
     if isinstance(task, str) and task not in gymnasium.registry and not looks_like_an_id(task):
         raise unknown_name("task", task, TASKS)
     own: Any = _make(task, options) if isinstance(task, str) else task
@@ -66,7 +68,7 @@ def make_task(
         raise ConfigError(f"Options ({', '.join(options)}) go with an environment's id; this one is made already.")
     if cost_limit_rate is None:
         raise ConfigError("An environment of your own needs a cost_limit_rate: the allowed mean cost per step.")
-    return OwnCost(own, cost_limit_rate, cost)
+    return OwnCost(own, cost_limit_rate, cost, clip_actions)
 
 
 def looks_like_an_id(name: str) -> bool:

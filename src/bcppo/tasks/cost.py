@@ -20,16 +20,19 @@ class RareEventCost(gymnasium.Wrapper):
     """c(s, a) = c_a·‖a‖² + c_b·1{‖o(s)‖₂ > threshold}   (eq:cost_wrapper), a cost per step.
 
     o(s) is the raw observation in which the action is taken, and a is the action clipped to the action space, which is
-    also what the environment executes. `info["cost"]` is this cost, `info["boundary_hit"]` whether the indicator fired,
-    and `info["native_cost"]` the simulator's own cost (0 where it has none): logged, never optimised.
+    also what the environment executes; without `clips` a is the action as given, and the simulator bounds what it
+    executes (MuJoCo limits the actuators of all these tasks). `info["cost"]` is this cost, `info["boundary_hit"]`
+    whether the indicator fired, and `info["native_cost"]` the simulator's own cost (0 where it has none): logged, never
+    optimised.
     """
 
-    def __init__(self, env: gymnasium.Env, task: Task) -> None:
+    def __init__(self, env: gymnasium.Env, task: Task, clips: bool = True) -> None:
         super().__init__(env)
         _require_vector(env)
         self.task = task
         self.cost_limit_rate = task.cost_limit_rate
-        self._low, self._high = _box_bounds(env)
+        self.clips = clips
+        self._low, self._high = _action_bounds(self, clips)
         self._beyond = False
 
     def reset(self, **kwargs: Any):
@@ -59,14 +62,17 @@ class OwnCost(gymnasium.Wrapper):
     or from Safety-Gymnasium's six-tuple (observation, reward, cost, terminated, truncated, info).
     """
 
-    def __init__(self, env: gymnasium.Env, cost_limit_rate: float, cost: CostFunction | None = None) -> None:
+    def __init__(
+        self, env: gymnasium.Env, cost_limit_rate: float, cost: CostFunction | None = None, clips: bool = True
+    ) -> None:
         super().__init__(env)
         self.cost_limit_rate = _number(cost_limit_rate)
         if not (math.isfinite(self.cost_limit_rate) and self.cost_limit_rate >= 0):
             raise ConfigError(f"A cost limit is a mean cost per step of at least 0, but {cost_limit_rate!r} was given.")
         _require_vector(env)
         self._cost = cost
-        self._low, self._high = _box_bounds(env)
+        self.clips = clips
+        self._low, self._high = _action_bounds(self, clips)
         self._observation: Any = None
 
     def reset(self, **kwargs: Any):
@@ -106,7 +112,8 @@ def _require_vector(env: gymnasium.Env) -> None:
         )
 
 
-def _box_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
+def _action_bounds(env: gymnasium.Wrapper, clips: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What actions are clipped to; an environment that does not clip them gets an action space without bounds."""
     space = env.action_space
     if not isinstance(space, gymnasium.spaces.Box):
         raise ConfigError(
@@ -114,6 +121,9 @@ def _box_bounds(env: gymnasium.Env) -> tuple[np.ndarray, np.ndarray]:
         )
     if len(space.shape) != 1:
         raise ConfigError(f"An action must be one vector, but this environment's has shape {space.shape}.")
+    if not clips:
+        kind: Any = space.dtype
+        space = env.action_space = gymnasium.spaces.Box(-np.inf, np.inf, space.shape, kind.type)
     return space.low.astype(np.float64), space.high.astype(np.float64)
 
 

@@ -18,7 +18,7 @@ from bcppo.rollout import MakeEnv
 from bcppo.run import load_learner
 from bcppo.settings import PPOConfig
 from bcppo.streams import Streams
-from bcppo.worker import environment_factory
+from bcppo.worker import run_environment
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def restore(found: Found) -> Restored:
     loaded = found.folder.load_checkpoint(lambda sentence: None)
     if loaded is None:
         raise BcppoError(f"the run has left no checkpoint ({found.folder.status()['state']})")
-    make_env = environment_factory(found.config.task, found.config.cost_limit_rate)
+    make_env = run_environment(found.config)
     env: Any = make_env()
     widths = env.observation_space.shape[0], env.action_space.shape[0]
     bounds = env.action_space.low, env.action_space.high
