@@ -78,8 +78,8 @@ bench: $(READY) ## run the benchmarks one after another (BENCHES= picks, ARGS= g
 	@test -n "$(BENCHES)" || echo "There is no benchmark in bench/ yet."
 	@set -e; for script in $(BENCHES); do echo "==> $$script on the $(STACK) stack."; $(BIN)/python $$script $(ARGS); done
 
-bundle: $(READY) ## pack what a GPU node without a network needs (NODE_PYTHON=3.12, BUNDLE= names the folder)
-	@scripts/bundle.sh $(BIN)/python $(BUNDLE) $(NODE_PYTHON)
+bundle: $(READY) ## pack what a GPU node without a network needs (NODE_PYTHON=3.12; WORKERS=1 adds the simulators of STACK=paper)
+	@scripts/bundle.sh $(BIN)/python $(BUNDLE) $(NODE_PYTHON) $(WORKERS)
 
 docs: $(READY) ## build the documentation into docs/_build/html; a warning is an error
 	@echo "==> Building the documentation."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_kill import results
 
@@ -194,6 +196,19 @@ def test_workers_can_run_under_another_python(tmp_path: Path, alone: dict[str, d
     folders = train_fleet([small("bcppo", 0)], out=tmp_path / "runs", workers=1, stacked=True, worker_python=str(other))
     check(folders, alone)
     assert "bcppo.worker" in (tmp_path / "calls").read_text()
+    versions = json.loads((folders[0] / "provenance.json").read_text())["versions"]
+    assert versions["workers' numpy"] == np.__version__
+    assert versions["mujoco"]
+
+
+def test_another_python_that_cannot_simulate_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho 'no such module: mujoco' >&2\nexit 1\n")
+    other.chmod(0o755)
+    for path, why in ((other, "no such module: mujoco"), (tmp_path / "none", "No such file")):
+        with pytest.raises(ConfigError, match=f"{path} cannot be used: .*{why}"):
+            train_fleet([small("bcppo", 0)], out=tmp_path / "runs", workers=1, stacked=True, worker_python=str(path))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_worker_leaves_no_shared_memory_behind() -> None:

@@ -25,9 +25,10 @@ from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import NOT_PROTOCOL, RunConfig, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.lanes import train_in_lanes
-from bcppo.pool import Worker, wait
+from bcppo.pool import Worker, wait, worker_stack
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
 from bcppo.run import Run, Trainer, leave, make_config, resolve_device
+from bcppo.stack import SIMULATORS, versions
 from bcppo.tasks import looks_like_an_id
 from bcppo.tasks.table import TASKS
 from bcppo.watch import FleetWatch
@@ -90,7 +91,9 @@ def train_fleet(
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
     if worker_python and not stacked:
         raise ConfigError("worker_python is for the workers of stacked learners; without a GPU each run has a process.")
-    note = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
+    note: dict[str, Any] = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
+    if worker_python:
+        note["versions"] = _with_workers(versions(), worker_stack(worker_python))
     members = _prepare(runs, Path(out), names or name_runs(runs), where.type, note)
     unfinished = [member for member in members if member.folder.status()["state"] not in (FINISHED, DIVERGED)]
     watch = watch or FleetWatch(bar=False)
@@ -169,6 +172,12 @@ def _prepare(
         if not member.folder.exists:
             member.folder.create(member.method, member.config, device, note)
     return members
+
+
+def _with_workers(own: dict[str, str], theirs: dict[str, str]) -> dict[str, str]:
+    """The stack of runs that are simulated under another Python: the simulators are the workers'."""
+    simulators = {name: theirs[name] for name in SIMULATORS}
+    return own | simulators | {f"workers' {name}": theirs[name] for name in ("python", "numpy")}
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

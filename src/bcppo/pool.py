@@ -8,6 +8,7 @@ is random in them is handed over, the answers are the same.
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import select
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bcppo.errors import BcppoError, Diverged
+from bcppo.errors import BcppoError, ConfigError, Diverged
 from bcppo.lockstep import FAILED, Slot, rest, slot_shapes
 from bcppo.policy import NumpyPolicy, Sampler
 from bcppo.rollout import Rollout
@@ -42,6 +43,8 @@ class _Lost(Exception):
 
 _ALIGNMENT = 64
 _SHARED_MEMORY = Path("/dev/shm")
+_PLACES = "BCPPO_PLACES"
+"""Environment variable: where a worker under another Python looks for what it does not have itself."""
 
 
 _pids: set[int] = set()
@@ -51,13 +54,11 @@ _pids: set[int] = set()
 class Worker:
     """One process and its environments."""
 
-    def __init__(self, python: str | None = None, search_path: Sequence[str] | None = None) -> None:
-        """`python` is an interpreter that has the simulators; its `search_path` is this one's where none is given."""
-        self._command = [python or sys.executable, "-m", "bcppo.worker"]
+    def __init__(self, python: str | None = None) -> None:
+        """`python` is another interpreter, which has the simulators."""
+        self._command, paths = worker_command(python, "bcppo.worker")
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._environment = os.environ | threads
-        # A task 'module:function' is found there where it is found here.
-        self._environment["PYTHONPATH"] = os.pathsep.join(search_path or [folder for folder in sys.path if folder])
+        self._environment = os.environ | threads | paths
         # Nameless, so that nothing is left behind however the processes end.
         self._file = tempfile.TemporaryFile(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)  # noqa: SIM115
         self._memory: mmap.mmap | None = None
@@ -187,6 +188,33 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def worker_command(python: str | None, module: str) -> tuple[list[str], dict[str, str]]:
+    """(command, environment variables) that run a module of ours in a worker's interpreter.
+
+    What is found here is found there, so that a task can be 'module:function'; but another interpreter's own packages
+    come first, since binaries on our path are not for it.
+    """
+    places = os.pathsep.join(folder for folder in sys.path if folder)
+    if python is None:
+        return [sys.executable, "-m", module], {"PYTHONPATH": places}
+    begin = (
+        f"import os, runpy, sys; sys.path += os.environ['{_PLACES}'].split(os.pathsep); "
+        f"runpy.run_module('{module}', run_name='__main__')"
+    )
+    return [python, "-c", begin], {"PYTHONPATH": "", _PLACES: places}
+
+
+def worker_stack(python: str) -> dict[str, str]:
+    """Releases of another interpreter and of the simulators it has."""
+    command, paths = worker_command(python, "bcppo.stack")
+    try:
+        done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise ConfigError(f"The workers' Python {python} cannot be used: {told[-1] if told else error}.") from error
 
 
 class RemoteCollector:

@@ -23,11 +23,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from safetensors.numpy import save
 
 from bcppo.config import RunConfig, from_json, protocol_id, to_json
 from bcppo.errors import ConfigError, FolderError, unknown_name
+from bcppo.stack import python_release, versions
 from bcppo.tensors import checksum, read_tensors
 
 try:
@@ -326,18 +325,18 @@ def provenance(method: str, config: RunConfig, device: str) -> dict[str, Any]:
     return {
         "protocol": protocol_id(method, config),
         "revision": revision(),
-        "python": ".".join(map(str, sys.version_info[:3])),
+        "python": python_release(),
         "device": device,
-        "versions": {name: _version(name) for name in ("bcppo", "numpy", "torch", "mujoco", "gymnasium", "scipy")},
+        "versions": versions(),
     }
 
 
 @cache
 def revision() -> str:
-    """The code's git revision, with a + where it was changed since; empty outside a checkout."""
+    """The code's git revision, with a + where it was changed since; outside a checkout what BCPPO_REVISION says."""
     folder = Path(__file__).resolve().parent
     if not any((parent / ".git").exists() for parent in folder.parents):
-        return ""
+        return os.environ.get("BCPPO_REVISION", "")
     try:
         head = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
@@ -346,10 +345,3 @@ def revision() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return head.stdout.strip()
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""

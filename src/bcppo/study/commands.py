@@ -55,6 +55,8 @@ class _Run:
     """Environment steps a run, instead of the study's: another protocol, for trying things out."""
     device: Literal["cpu", "cuda", "auto"] | None = None
     """Where learners compute, instead of what the study says."""
+    worker_python: str | None = None
+    """With --device cuda: another interpreter for the simulators, such as one with the paper's release of MuJoCo."""
     attempts: int = 3
     """How often a run is tried before this command gives it up; a later one tries again."""
     address: str | None = None
@@ -163,7 +165,9 @@ def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str,
         if resolve_device(options.device).type == "cuda":
             from bcppo.study.fleets import FleetEngine
 
-            return FleetEngine(folder, asked.runs, options.workers)
+            return FleetEngine(folder, asked.runs, options.workers, worker_python=options.worker_python)
+    if options.worker_python:
+        raise ConfigError("--worker-python is for the workers of a fleet: --device cuda, where there is a GPU.")
     return LocalEngine(folder, options.workers)
 
 

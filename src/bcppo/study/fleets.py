@@ -17,11 +17,17 @@ class FleetEngine:
     """Groups wait until all are there, and are then trained together: runs that can share a stack do."""
 
     def __init__(
-        self, folder: StudyFolder, runs: Sequence[Entry], workers: int | None = None, device: str = "cuda"
+        self,
+        folder: StudyFolder,
+        runs: Sequence[Entry],
+        workers: int | None = None,
+        device: str = "cuda",
+        worker_python: str | None = None,
     ) -> None:
         self.places = len(runs)
         self._entries = {entry.id: entry for entry in runs}
         self._folder, self._workers, self._device = folder, workers, device
+        self._worker_python = worker_python
         self._groups: list[Group] = []
 
     def start(self, group: Group) -> None:
@@ -38,6 +44,7 @@ class FleetEngine:
             workers=self._workers,
             device=self._device,
             stacked=True,
+            worker_python=self._worker_python,
             watch=FleetWatch(),
         )
         seconds = monotonic() - begun

@@ -92,6 +92,41 @@ _SCALE = Design(
     settings=_HALF,
 )
 
+_BEFORE = (100, 101)
+"""Training seeds of what is tried before a table's settings are fixed: no table uses them."""
+
+_CALIBRATION_POLICY = Design(
+    "calibration-policy",
+    "Which log standard deviation the paper's policies may have begun with",
+    ("hopper", "ant", "goal1"),
+    tuple(Arm("bcppo", f"log-std={value:.1f}", {"initial_log_std": value}) for value in (-1.0, -0.5, 0.0)),
+    seeds=_BEFORE,
+)
+
+_CLIPPED = {"clip_actions": True, "cost_advantage_scale": "length"}
+_CALIBRATION_COMPARATORS = Design(
+    "calibration-comparators",
+    "Which action the OmniSafe family may have been charged for, at what scale of its cost advantage, and CPO's dual",
+    ("hopper", "goal1"),
+    (
+        *(
+            Arm(method, variant, {**_CLIPPED, **change})
+            for method in ("ppolag", "focops")
+            for variant, change in (
+                ("clipped", {}), ("unclipped", {"clip_actions": False}), ("scale=one", {"cost_advantage_scale": "one"}),
+            )
+        ),
+        *(
+            Arm("cpo", variant, {**_CLIPPED, **change})
+            for variant, change in (
+                ("clipped", {"release_dual": False}), ("unclipped", {"release_dual": False, "clip_actions": False}),
+                ("release dual", {"release_dual": True}),
+            )
+        ),
+    ),
+    seeds=_BEFORE,
+)  # fmt: skip
+
 _SMOKE = Design(
     "smoke",
     "A small study from end to end: too short to learn from",
@@ -101,7 +136,12 @@ _SMOKE = Design(
     settings={"steps": 20_480, "eval_every": 0, "checkpoint_every": 4096},
 )
 
-DESIGNS: dict[str, Design] = {d.name: d for d in (_MAIN, _COMPONENTS, _SENSITIVITY, _SCALE, _SMOKE)}
+DESIGNS: dict[str, Design] = {
+    design.name: design
+    for design in (
+        _MAIN, _COMPONENTS, _SENSITIVITY, _SCALE, _CALIBRATION_POLICY, _CALIBRATION_COMPARATORS, _SMOKE,
+    )
+}  # fmt: skip
 
 
 def find_study(
