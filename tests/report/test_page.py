@@ -213,3 +213,15 @@ def test_tables_sort_by_number_and_runs_open_to_their_episodes(browser, page):
     tab.locator("#runs-table tbody tr").first.press("Enter")
     assert "has not been run" in tab.locator("#runs-table .detail").inner_text()
     assert complaints == []
+
+
+@pytest.mark.full
+def test_our_own_row_is_pale_and_says_that_it_is_not_in_the_paper(browser, tmp_path):
+    folder = make_study(tmp_path / "study", tasks=["goal1"], methods=("bcppo", "cppo", "ppopid"))
+    tab, complaints, _ = open_page(browser, write_report(folder))
+    pale = tab.locator("#plot g.mark:has(path[fill-opacity])")
+    assert pale.count() == 1
+    pale.focus()
+    assert "PPO-PID (ours) (2 of 2 seeds, not in the paper)" in tab.locator("#tip").inner_text()
+    assert "a pale one is PPO-PID (ours)" in tab.locator("#plot-section .lead").inner_text()
+    assert complaints == []

@@ -10,14 +10,13 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_tools import cells_of
+from report_tools import cells_of, paper_statistics, runs_table
 from synthetic import make_study
 
 from bcppo.report import load_study
 from bcppo.report.claims import _MAIN_CLAIMS, OPEN, REPRODUCED, claims_of
-from bcppo.report.paper_tables import FAVOURED, POSITIVE_SHARE, paper_cells, paper_points, paper_value
+from bcppo.report.paper_tables import paper_cells, paper_points, paper_value
 from bcppo.report.stats import (
-    METRICS,
     Statistics,
     bootstrap_interval,
     compare,
@@ -105,21 +104,15 @@ def test_dominance_needs_one_strict_side():
     assert not dominates((2.0, 0.3), (1.0, 0.2))
 
 
-def runs_table(rows: list[tuple]) -> pl.DataFrame:
-    table = pl.DataFrame(
-        rows, schema=["task", "method", "seed", "return", "cvar95", "cost", "limit_rate"], orient="row"
-    )
-    return table.with_columns(variant=pl.lit(""))
-
-
 def test_comparisons_are_paired_by_seed():
     rows = [("ant", "bcppo", seed, 10.0 + seed, 1.0, 0.5, 1.0) for seed in (0, 1, 2)]
-    rows += [("ant", "cpo", seed, 9.0 + 2 * seed, 2.0 + seed, 0.5, 1.0) for seed in (2, 1, 5)]
+    rows += [("ant", "cpo", seed, 9.0 + 2 * seed, 2.0 + seed, float(seed), 1.0) for seed in (2, 1, 5)]
     (row,) = compare(runs_table(rows), draws=2000).iter_rows(named=True)
-    assert row["pairs"] == 2  # seeds 1 and 2: 11 - 11 and 12 - 13; 1 - 3 and 1 - 4
+    assert row["pairs"] == 2  # seeds 1 and 2: 11 - 11 and 12 - 13; 1 - 3 and 1 - 4; 0.5 - 1 and 0.5 - 2
     assert row["return_difference"] == -0.5
     assert (row["return_low"], row["return_high"]) == (-1.0, 0.0)
     assert row["cvar95_difference"] == -2.5
+    assert (row["cost_difference"], row["cost_low"], row["cost_high"]) == (-1.0, -1.5, -0.5)
     assert row["favours"] is False
     assert row["dominates"] is False  # means over all seeds: 11 against 14.33
     assert row["improves_cvar95"] == 1.0
@@ -143,22 +136,6 @@ def test_runs_within_the_mean_budget_and_beyond_it_in_the_tail():
 
 
 # --- the paper's own numbers ---
-
-
-def paper_statistics() -> Statistics:
-    """The paper's main table as if it were a study's statistics; of runs it says nothing."""
-    rows = []
-    for point in paper_points().iter_rows(named=True):
-        row: dict = dict.fromkeys(f"{metric}{end}" for metric in METRICS for end in ("", "_std", "_low", "_high"))
-        row |= {"task": point["task"], "method": point["method"], "variant": "", "seeds": 5, "expected": 5}
-        row["paper"] = "main"
-        for metric in ("return", "cost", "cvar95"):
-            row[metric], row[f"{metric}_std"] = paper_value("main", point["task"], point["method"], "", metric)
-        row["positive_share"] = POSITIVE_SHARE[point["task"]] if point["method"] == "bcppo" else None
-        rows.append(row)
-    favoured = [{"task": task, "method": method, "favours": True} for task, method in FAVOURED]
-    runs = runs_table([("ant", "bcppo", 0, 1.0, 1.1 if number < 18 else 0.5, 0.9, 1.0) for number in range(175)])
-    return Statistics(runs, pl.DataFrame(rows, infer_schema_length=None), pl.DataFrame(favoured))
 
 
 def test_the_papers_means_give_its_verdicts():

@@ -156,7 +156,7 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(arguments, compla
 def test_list_names_every_study_and_its_size(capsys) -> None:
     code, out, _ = run(capsys, "study", "list")
     assert code == 0
-    for name, size in (("main", 175), ("components", 75), ("sensitivity", 65), ("scale", 30), ("smoke", 16)):
+    for name, size in (("main", 200), ("components", 75), ("sensitivity", 65), ("scale", 30), ("smoke", 16)):
         assert any(f"│ {name} " in line and f" {size} │" in line for line in out.splitlines())
 
 

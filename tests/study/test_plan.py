@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,22 @@ def changes(study: Study) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_main_is_five_tasks_by_seven_methods_by_five_seeds() -> None:
+def test_main_is_the_papers_175_runs_and_25_of_our_own() -> None:
     design = DESIGNS["main"]
-    assert design.size == 5 * 7 * 5
     assert design.tasks == ("goal1", "button1", "push1", "hopper", "ant")
-    assert [arm.method for arm in design.arms] == [*FAMILY, "ppolag", "cpo", "focops", "wcsac"]
+    assert [arm.method for arm in design.arms] == [*FAMILY, "ppolag", "cpo", "focops", "wcsac", "ppopid"]
     assert design.seeds == (0, 1, 2, 3, 4)
+    assert design.size == 5 * 7 * 5 + 5 * 1 * 5
+    assert Counter(entry.method == "ppopid" for entry in find_study("main").runs) == {False: 175, True: 25}
+
+
+def test_our_own_row_of_main_is_bcppo_without_what_its_critics_need() -> None:
+    study = find_study("main", methods=["bcppo", "ppopid"])
+    for entry in study.runs:
+        if entry.method == "ppopid":
+            own, other = (to_json(study.by_id[entry.id.replace("ppopid", m)].config) for m in ("ppopid", "bcppo"))
+            assert own.items() <= other.items()
+            assert {"beta", "kappa", "members"} <= other.keys() - own.keys()
 
 
 def test_main_has_the_papers_settings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_more_seeds_are_added_and_fewer_take_none_away(folder: StudyFolder) -> N
     assert list(folder.adopt(study(1, 2)).by_id) == [run_id(0), run_id(1), run_id(2)]
     assert list(folder.adopt(study(0)).by_id) == [run_id(0), run_id(1), run_id(2)]
     assert folder.study() == study(0, 1, 2)
+
+
+def test_a_folder_has_the_title_of_the_study_it_grew_to(folder: StudyFolder) -> None:
+    folder.adopt(dataclasses.replace(study(0), title="One run"))
+    assert folder.study().title == "A study for a test", "nothing was added"
+    folder.adopt(dataclasses.replace(study(2), title="Three runs"))
+    assert folder.study().title == "Three runs"
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ def add_legend(place: Any, entries: dict[str, dict[str, Any]]) -> None:
     place.legend(handles, list(entries), loc="center", ncols=max(1, columns), frameon=False, handlelength=2.4)
 
 
+def pale(colour: str) -> tuple[float, ...]:
+    """A tint without transparency, which Agg would give to a marker's edge too."""
+    return tuple(0.3 * part + 0.7 for part in matplotlib_module().colors.to_rgb(colour))
+
+
 def plain_log(axis: Any, ratio: float) -> None:
     """Ticks at 1, 2 and 5 where a log axis is short, written as plain numbers."""
     ticker = matplotlib_module().ticker

@@ -11,7 +11,7 @@ import polars as pl
 from bcppo.report import paper_tables as paper
 from bcppo.report.entries import ABLATION, MAIN
 from bcppo.report.load import StudyRecords
-from bcppo.report.names import COMPARATORS, NAVIGATION, TASKS, canonical, label, task_label
+from bcppo.report.names import COMPARATORS, NAVIGATION, PAPER_METHODS, TASKS, canonical, label, task_label
 from bcppo.report.stats import Statistics, dominance_counts, frontier, meets_mean_not_tail
 
 REPRODUCED, PARTLY, NOT, OPEN = "reproduced", "partly", "not reproduced", "cannot be said yet"
@@ -41,9 +41,10 @@ class _Missing(Exception):
 
 def claims_of(records: StudyRecords, stats: Statistics) -> list[Claim]:
     """A verdict for every claim that concerns this kind of study; none of runs found that are not the paper's."""
-    if not records.planned and not (stats.cells["paper"] != "").any():
+    own = stats.cells.filter(pl.col("method").is_in(PAPER_METHODS))
+    if not records.planned and not (own["paper"] != "").any():
         return []
-    cells: Means = {(r["task"], r["method"], canonical(r["variant"])): r for r in stats.cells.iter_rows(named=True)}
+    cells: Means = {(r["task"], r["method"], canonical(r["variant"])): r for r in own.iter_rows(named=True)}
     ablated = any(variant for _, _, variant in cells)
     checks = _ABLATION_CLAIMS if ablated else _MAIN_CLAIMS
     claims = []
@@ -86,7 +87,7 @@ def _parts(held: int, count: int) -> str:
 
 
 def _main_cells(cells: Means) -> list[dict]:
-    return _need(cells, [(task, method, "") for task in TASKS for method in ("bcppo", *COMPARATORS)], MAIN)
+    return _need(cells, [(task, method, "") for task in TASKS for method in PAPER_METHODS], MAIN)
 
 
 Answer = tuple[str, str, list[str]]

@@ -21,6 +21,7 @@ from bcppo.report.canvas import (
     Figure,
     add_legend,
     matplotlib_module,
+    pale,
     panels_on,
     plain_log,
     steps_axis,
@@ -30,6 +31,7 @@ from bcppo.report.load import StudyRecords
 from bcppo.report.names import (
     COMPONENTS,
     METHODS,
+    OURS,
     RAW_SIGMA,
     TASKS,
     in_order,
@@ -113,6 +115,8 @@ def _pareto(stats: Statistics) -> Figure:
         "around a "
         "marker: seeds are missing."
     )
+    if rows["frontier"].has_nulls():
+        caption += f" Pale: {METHODS[OURS]}, not in the paper and left out of what dominates."
     return Figure("pareto", caption, draw, rows)
 
 
@@ -129,7 +133,7 @@ def _draw_pareto(axis: Any, rows: pl.DataFrame) -> None:
     for row in rows.sort("method").iter_rows(named=True):
         look, place = _look(row["method"]), (max(row["cvar95"], left), row["return"])  # no place for 0 on a log axis
         if not row["frontier"]:
-            look["markerfacecolor"] = "white"
+            look["markerfacecolor"] = pale(look["color"]) if row["frontier"] is None else "white"
         axis.errorbar(
             *place, xerr=_bar(row, "cvar95"), yerr=_bar(row, "return"), linestyle="", elinewidth=0.8, capsize=1.8,
             zorder=3 if row["method"] == "bcppo" else 2, **look,

@@ -21,6 +21,7 @@ from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderErr
 from bcppo.report.checks import check_copies, check_protocols, check_values, mixed_provenance
 from bcppo.report.entries import Entry, Problem, Settings, read_entries, settings_of
 from bcppo.report.found import find_entries
+from bcppo.report.names import aside
 from bcppo.report.schema import EVALUATIONS, PROGRESS, RUNS
 
 PROGRESS_NEEDED = ("update", "step")
@@ -50,9 +51,14 @@ class StudyRecords:
         """The final evaluation episodes: what every table is computed from."""
         return self.evaluations.filter("final")
 
-    def expected_seeds(self, task: str) -> int:
-        """Training seeds a cell should have: all of the study's or, where nothing was planned, all of the task's."""
+    def expected_seeds(self, task: str, method: str) -> int:
+        """Training seeds a cell should have: all of the study's or, where nothing was planned, all of the task's.
+
+        The paper's methods are not asked for seeds that only our own row has.
+        """
         runs = self.runs if self.planned else self.runs.filter(pl.col("task") == task)
+        if method not in (ours := aside(self.runs["method"])):
+            runs = runs.filter(~pl.col("method").is_in(list(ours)))
         return runs["seed"].n_unique()
 
 

@@ -9,10 +9,13 @@ TASKS = {"goal1": "Goal1", "button1": "Button1", "push1": "Push1", "hopper": "Ho
 NAVIGATION = ("goal1", "button1", "push1")
 METHODS = {
     "bcppo": "BCPPO", "cppo": "CPPO", "qrppo": "QR PPO", "ppolag": "PPOLag", "cpo": "CPO", "focops": "FOCOPS",
-    "wcsac": "WCSAC", "ppopid": "PPO-PID", "ppo": "PPO",
+    "wcsac": "WCSAC", "ppopid": "PPO-PID (ours)", "ppo": "PPO",
 }  # fmt: skip
 COMPARATORS = ("cppo", "qrppo", "ppolag", "cpo", "focops", "wcsac")
 """The six methods BCPPO is compared with in the paper."""
+PAPER_METHODS = ("bcppo", *COMPARATORS)
+OURS = "ppopid"
+"""BCPPO with β = 0, a row of our own: the difference between the two is what disagreement adds."""
 
 COMPONENTS = ("no Bachelier", "uncertainty bonus", "no branch normalization", "no anti-windup")
 RAW_SIGMA = "raw sigma"
@@ -26,6 +29,14 @@ def label(method: str, variant: str = "") -> str:
     """A row's name: the method's, or the variant's where it is one; of BCPPO that says enough, as in the paper."""
     name = METHODS.get(method, method)
     return name if not variant else variant if method == "bcppo" else f"{name}, {variant}"
+
+
+def aside(methods: Iterable[str]) -> set[str]:
+    """Of a study's methods, our own row beside the paper's comparators: what is counted of theirs goes without it.
+
+    None where no comparator is there: what is left is then compared like any other.
+    """
+    return {OURS} & set(methods) if not set(COMPARATORS).isdisjoint(methods) else set()
 
 
 def canonical(variant: str) -> str:

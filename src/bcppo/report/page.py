@@ -14,6 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import polars as pl
+
 from bcppo.records import write_atomically
 from bcppo.report.canvas import Figure
 from bcppo.report.claims import NOT, OPEN, PARTLY, REPRODUCED, Claim, claims_of
@@ -21,6 +23,7 @@ from bcppo.report.diagnosed import diagnostics_section
 from bcppo.report.entries import StudyError
 from bcppo.report.figures import figures_of, write_figures
 from bcppo.report.load import StudyRecords, load_study
+from bcppo.report.names import OURS, PAPER_METHODS, aside, label
 from bcppo.report.pagedata import page_data
 from bcppo.report.stats import Statistics, statistics
 from bcppo.report.tables import Table, Value, mark, tables_of, to_csv, to_latex, to_markdown
@@ -74,7 +77,7 @@ def render_page(
     data = page_data(records, stats)
     parts = {
         "claims": _claims(claims_of(records, stats)),
-        "plot-section": _plot(paper=bool(data["paper"])),
+        "plot-section": _plot(paper=bool(data["paper"]), ours=any(point["aside"] for point in data["points"])),
         "tables": "".join(map(_table, tables)),
         "curves-section": _curves(data["curves"]),
         "runs": _RUNS,
@@ -119,14 +122,22 @@ def _script_json(values: object) -> str:
 
 
 def _facts(records: StudyRecords, stats: Statistics) -> str:
-    usable, count = int(records.runs["usable"].sum()), records.runs.height
     facts = [
-        (f"{usable} of {count} runs", usable < count),
+        *_run_facts(records.runs),
         (f"{records.episodes.height:,} evaluation episodes", False),
         (f"{stats.cells.height} cells", False),
         (f"{len(records.problems)} problem{'s' * (len(records.problems) != 1)}", bool(records.problems)),
     ]
     return "".join(f"<li{' class=warn' if warn else ''}>{html.escape(text)}</li>" for text, warn in facts)
+
+
+def _run_facts(runs: pl.DataFrame) -> list[tuple[str, bool]]:
+    """How many runs are there of how many, and whether some lack; our own row's are counted by themselves."""
+    ours = pl.col("method").is_in(list(aside(runs["method"])))
+    counts = [(int(part["usable"].sum()), part.height) for part in (runs.filter(~ours), runs.filter(ours))]
+    others = "the paper's methods" if set(runs["method"]) <= {OURS, *PAPER_METHODS} else "the other methods"
+    texts = (f" of {others}", f" of {label(OURS)}") if counts[1][1] else ("",)
+    return [(f"{usable} of {count} runs{text}", usable < count) for (usable, count), text in zip(counts, texts)]
 
 
 def _claims(claims: Sequence[Claim]) -> str:
@@ -148,12 +159,14 @@ def _claims(claims: Sequence[Claim]) -> str:
     return f'{lead}<div class="claims">{"".join(cards)}</div>'
 
 
-def _plot(*, paper: bool) -> str:
+def _plot(*, paper: bool, ours: bool) -> str:
+    pale = f"a pale one is {label(OURS)}, not in the paper and left out of what dominates; " if ours else ""
     printed = '<button type="button" data-show="paper" aria-pressed="false">paper\'s means</button>' if paper else ""
     return (
         '<p class="lead">Mean Return against mean CVaR@95; upper left is better. Bars are 95 % bootstrap '
         "intervals over "
-        "training seeds; filled markers and the line are not dominated; dashed is the cost limit. Hover or tab to a "
+        f"training seeds; filled markers and the line are not dominated; {pale}dashed is the cost limit. "
+        "Hover or tab to a "
         'marker for its numbers.</p><div class="card"><div class="controls legend"><span class="gap"></span>'
         f"{printed}"
         '<button type="button" data-show="runs" aria-pressed="false">single runs</button></div>'

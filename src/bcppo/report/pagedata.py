@@ -17,7 +17,7 @@ from bcppo.report.curves import QUANTITIES, curves
 from bcppo.report.entries import typed_config
 from bcppo.report.figures import ABLATION_WINDOW, MAIN_WINDOW
 from bcppo.report.load import StudyRecords
-from bcppo.report.names import METHODS, TASKS, in_order, label, task_label, variant_key
+from bcppo.report.names import METHODS, TASKS, aside, in_order, label, task_label, variant_key
 from bcppo.report.paper_tables import paper_value
 from bcppo.report.stats import Statistics, with_frontier
 from bcppo.report.tables import Cells
@@ -69,6 +69,7 @@ def _series(keys: list[tuple[str, str]]) -> list[dict[str, Any]]:
 
 def _points(stats: Statistics, index: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
     front = set(with_frontier(stats.cells).filter("frontier").select("task", "method").iter_rows())
+    ours = aside(stats.cells["method"])
     points = []
     for row in stats.cells.filter(pl.col("return").is_not_null()).iter_rows(named=True):
         plain = row["variant"] == ""
@@ -77,7 +78,7 @@ def _points(stats: Statistics, index: dict[tuple[str, str], int]) -> list[dict[s
             "expected": row["expected"], "ret": row["return"], "retLow": row["return_low"],
             "retHigh": row["return_high"],
             "cvar": row["cvar95"], "cvarLow": row["cvar95_low"], "cvarHigh": row["cvar95_high"], "cost": row["cost"],
-            "frontier": plain and (row["task"], row["method"]) in front,
+            "frontier": plain and (row["task"], row["method"]) in front, "aside": plain and row["method"] in ours,
         })  # fmt: skip
     return points
 

@@ -19,7 +19,7 @@ from scipy.stats import trim_mean
 
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.report.load import StudyRecords
-from bcppo.report.names import COMPARATORS
+from bcppo.report.names import COMPARATORS, aside
 
 CVAR_LEVEL = 0.95
 DRAWS = 10_000
@@ -101,7 +101,8 @@ def cell_statistics(records: StudyRecords, runs: pl.DataFrame, draws: int = DRAW
     rows = []
     for key in records.runs.select(CELL).unique(maintain_order=True).iter_rows():
         own = runs.filter(*(pl.col(name) == value for name, value in zip(CELL, key))).sort("seed")
-        row: dict[str, Any] = dict(zip(CELL, key)) | {"seeds": own.height, "expected": records.expected_seeds(key[0])}
+        row: dict[str, Any] = dict(zip(CELL, key)) | {"seeds": own.height}
+        row["expected"] = records.expected_seeds(*key[:2])
         row["paper"] = own["paper"][0] if own.height and own["paper"].n_unique() == 1 else ""
         row["limit_rate"] = own["limit_rate"][0] if own.height else None
         for metric in METRICS:
@@ -149,8 +150,8 @@ def interquartile_mean(values: Array) -> float:
 def compare(runs: pl.DataFrame, draws: int = DRAWS) -> pl.DataFrame:
     """BCPPO against every other method, task by task, where both have runs (variants apart).
 
-    `return_difference` and `cvar95_difference` are BCPPO's less the other's, paired by training seed, with percentile
-    intervals over the pairs; `favours` is true where both intervals lie on BCPPO's side of zero. `dominates` compares
+    `…_difference` of return, CVaR@95 and cost are BCPPO's less the other's, paired by training seed, with percentile
+    intervals over the pairs; `favours` is true where the first two lie on BCPPO's side of zero. `dominates` compares
     the cells' means over all their seeds. `improves_…` is the probability that a run of BCPPO's is better than one of
     the other's, over all pairs of runs, ties counting half.
     """
@@ -169,6 +170,7 @@ COMPARISONS = {
     "task": pl.String, "method": pl.String, "pairs": pl.Int64,
     "return_difference": pl.Float64, "return_low": pl.Float64, "return_high": pl.Float64,
     "cvar95_difference": pl.Float64, "cvar95_low": pl.Float64, "cvar95_high": pl.Float64,
+    "cost_difference": pl.Float64, "cost_low": pl.Float64, "cost_high": pl.Float64,
     "favours": pl.Boolean, "dominates": pl.Boolean, "dominated": pl.Boolean,
     "improves_return": pl.Float64, "improves_cvar95": pl.Float64,
 }  # fmt: skip
@@ -177,7 +179,7 @@ COMPARISONS = {
 def _comparison(own: pl.DataFrame, other: pl.DataFrame, rng: np.random.Generator, draws: int) -> dict[str, Any]:
     pairs = own.join(other, on="seed", suffix="_other", how="inner").sort("seed")
     row: dict[str, Any] = {"pairs": pairs.height}
-    for metric in ("return", "cvar95"):
+    for metric in ("return", "cvar95", "cost"):
         difference = (pairs[metric] - pairs[f"{metric}_other"]).to_numpy()
         low, high = bootstrap_interval(difference, rng, draws)
         row |= {f"{metric}_difference": float(difference.mean()) if difference.size else None}
@@ -213,13 +215,17 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def with_frontier(cells: pl.DataFrame) -> pl.DataFrame:
-    """Cells that have a mean, with a column `frontier`: not dominated among its task's methods (variants apart)."""
+    """Cells that have a mean, with a column `frontier`: not dominated among its task's methods (variants apart).
+
+    Our own row beside the paper's comparators takes no part in it; its `frontier` is null.
+    """
     plain = cells.filter(pl.col("variant") == "", pl.col("return").is_not_null())
+    ours = pl.col("method").is_in(list(aside(cells["method"])))
     parts = []
-    for _, group in plain.group_by("task", maintain_order=True):
+    for _, group in plain.filter(~ours).group_by("task", maintain_order=True):
         points = list(group.select("return", "cvar95").iter_rows())
         parts.append(group.with_columns(frontier=pl.Series(frontier(points), dtype=pl.Boolean)))
-    return pl.concat(parts) if parts else plain.with_columns(frontier=pl.lit(None, pl.Boolean))
+    return pl.concat([*parts, plain.filter(ours).with_columns(frontier=pl.lit(None, pl.Boolean))])
 
 
 def dominance_counts(points: pl.DataFrame, comparators: Sequence[str] = COMPARATORS) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ import polars as pl
 
 from bcppo.report.entries import ABLATION, MAIN
 from bcppo.report.load import StudyRecords
-from bcppo.report.names import METHODS, TASKS, in_order, label, task_label, variant_key
+from bcppo.report.names import METHODS, OURS, TASKS, aside, in_order, label, task_label, variant_key
 from bcppo.report.paper_tables import paper_value
 from bcppo.report.stats import Statistics, with_frontier
 
@@ -84,13 +84,14 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
             (row["task"], row["method"]) for row in with_frontier(stats.cells).filter("frontier").iter_rows(named=True)
         }
         is_bold: IsBold = lambda task, method, metric: (task, method) in bold and metric in ("return", "cvar95")  # noqa: E731
-        caption = _MAIN_CAPTION + cells.limits() + cells.provisional_bold()
+        caption = _MAIN_CAPTION + (_ASIDE_CAPTION if cells.aside else "") + cells.limits() + cells.provisional_bold()
         tables.append(_layout(cells, ("main", caption), columns, MAIN_METRICS, is_bold))
         tables.append(_layout(cells, ("more_metrics", _MORE_CAPTION), columns, MORE_METRICS))
         tables += _beside(cells, "paper_and_ours", columns)
         tables.append(_intervals(cells, columns))
-    if stats.comparisons.height:
-        tables.append(_comparisons(stats, records))
+    ours = pl.col("method") == OURS
+    tables += _comparisons("comparisons", _COMPARED_CAPTION, stats.comparisons.filter(~ours), records)
+    tables += _comparisons("disagreement", _OURS_CAPTION, stats.comparisons.filter(ours), records)
     variants = cells.variants()
     if variants:
         whole = [(method, "") for method in cells.methods() if method in {method for method, _ in variants}]
@@ -107,6 +108,10 @@ _MAIN_CAPTION = (
     "better, "
     "lower Cost and CVaR@95 (both per step) are better. Bold Return and CVaR@95: no other method shown has a mean pair "
     "with no lower Return and no higher CVaR@95, one of them strictly."
+)
+_ASIDE_CAPTION = (
+    f" That is among the other methods: {METHODS[OURS]} is BCPPO with β = 0, a row the paper does not have, and takes "
+    "no part in it."
 )
 _MORE_CAPTION = (
     "Safety Rate: share of evaluation episodes whose mean cost per step is within the limit. Worst Gap: CVaR@95 "
@@ -133,6 +138,7 @@ class Cells:
         self.tasks = in_order((key[0] for key in self._rows), TASKS)
         self.ablated = any(variant for _, _, variant in self._rows)
         self.planned = records.planned
+        self.aside = aside(method for _, method, _ in self._rows)
         usable = records.runs.filter("usable")
         self._differs = {
             tuple(row[:3]): row[3] for row in usable.select("task", "method", "variant", "differs").iter_rows()
@@ -161,7 +167,10 @@ class Cells:
 
     def provisional_bold(self) -> str:
         """What to say where a method's seeds are missing: bold compares whole columns."""
-        short = {row["task"] for row in self._rows.values() if row["variant"] == "" and row["seeds"] < row["expected"]}
+        short = {
+            task for (task, method, variant), row in self._rows.items()
+            if variant == "" and row["seeds"] < row["expected"] and method not in self.aside
+        }  # fmt: skip
         names = ", ".join(task_label(task) for task in self.tasks if task in short)
         return f" Cells of {names} lack seeds: bold there is provisional." if short else ""
 
@@ -260,35 +269,45 @@ def _intervals(cells: Cells, rows: Sequence[tuple[str, str]]) -> Table:
     return Table("intervals", caption, header, tuple(lines))
 
 
-def _comparisons(stats: Statistics, records: StudyRecords) -> Table:
-    lines = []
-    order = [(task, method) for task in in_order(stats.comparisons["task"], TASKS) for method in METHODS]
-    found = {(row["task"], row["method"]): row for row in stats.comparisons.iter_rows(named=True)}
-    for key in [key for key in order if key in found] + [key for key in found if key not in order]:
-        row, expected = found[key], records.expected_seeds(key[0])
+def _comparisons(name: str, caption: str, compared: pl.DataFrame, records: StudyRecords) -> list[Table]:
+    """Rows of `compare`, in the paper's order; no table where there are none."""
+    tasks, methods = in_order(compared["task"], TASKS), in_order(compared["method"], METHODS)
+    lines: list[tuple[str | Value, ...]] = []
+    for row in sorted(
+        compared.iter_rows(named=True), key=lambda row: (tasks.index(row["task"]), methods.index(row["method"]))
+    ):
+        expected = records.expected_seeds(row["task"], row["method"])
         same = row["return_difference"] == row["cvar95_difference"] == 0 and row["pairs"] == expected
         pair = (
             "dominates" if row["dominates"] else "is dominated" if row["dominated"] else "equals" if same else "trades"
         )
         few = f"{row['pairs']} of {expected} paired seeds" if row["pairs"] < expected else ""
+        differences = [
+            Value(row[f"{m}_difference"], digits=3, note=few, interval=(row[f"{m}_low"], row[f"{m}_high"]))
+            for m in MAIN_METRICS
+        ]
         lines.append((
-            task_label(key[0]), label(key[1]), pair,
-            Value(row["return_difference"], digits=3, note=few, interval=(row["return_low"], row["return_high"])),
-            Value(row["cvar95_difference"], digits=3, note=few, interval=(row["cvar95_low"], row["cvar95_high"])),
+            task_label(row["task"]), label(row["method"]), pair, *differences,
             "–" if row["favours"] is None else "yes" if row["favours"] else "no",
             Value(row["improves_return"], digits=2), Value(row["improves_cvar95"], digits=2),
         ))  # fmt: skip
     header = (
-        "Task", "Comparator", "BCPPO's mean pair", "Return difference", "CVaR@95 difference",
+        "Task", "Comparator", "BCPPO's mean pair", *(f"{title} difference" for title in MAIN_METRICS.values()),
         "Both intervals favour BCPPO", "P(better Return)", "P(lower CVaR@95)",
     )  # fmt: skip
-    caption = (
-        "BCPPO less the comparator, paired by training seed, with 95 % percentile bootstrap intervals over the "
-        "pairs; not "
-        "corrected for two axes or many comparisons. P: share of all pairs of runs in which BCPPO's is better, "
-        "ties half."
-    )
-    return Table("comparisons", caption, header, tuple(lines))
+    return [Table(name, caption, header, tuple(lines))] if lines else []
+
+
+_PAIRED = (
+    "paired by training seed, with 95 % percentile bootstrap intervals over the pairs; not corrected for several axes "
+    "or many comparisons. Mean pair and both intervals: of Return and CVaR@95. P: share of all pairs of runs in which "
+    "BCPPO's is better, ties half."
+)
+_COMPARED_CAPTION = f"BCPPO less the comparator, {_PAIRED}"
+_OURS_CAPTION = (
+    "What disagreement adds (a comparison of ours, not the paper's): BCPPO less PPO-PID, which is BCPPO with β = 0, "
+    + _PAIRED
+)
 
 
 # --- renderings ---

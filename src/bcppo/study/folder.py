@@ -57,9 +57,9 @@ class StudyFolder:
             stored = self.study()
             self._refuse_another(stored, study)
             added = tuple(entry for entry in study.runs if entry.id not in stored.by_id)
-            merged = dataclasses.replace(stored, runs=stored.runs + added)
             if not added:
-                return merged
+                return stored
+            merged = dataclasses.replace(stored, title=study.title, runs=stored.runs + added)
         write_json(self.path / "study.json", merged.to_json())
         return merged
 

@@ -1,7 +1,7 @@
-"""The paper's studies, and a smoke study: tasks × arms × seeds, over the preset `paper`.
+"""The paper's studies, with a row of our own in the first, and others: tasks × arms × seeds, over the preset `paper`.
 
 They are written as designs rather than as files with every setting of every run: such files would repeat the presets
-175 times and be out of date with the next field of a config. The folder of a study holds the file, with every setting.
+200 times and be out of date with the next field of a config. The folder of a study holds the file, with every setting.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _ABLATED = ("button1", "push1", "hopper")
 
 _MAIN = Design(
     "main",
-    "Five tasks, seven methods, one million steps",
+    "Five tasks, the paper's seven methods and PPO-PID (ours), one million steps",
     ("goal1", "button1", "push1", "hopper", "ant"),
-    tuple(map(Arm, ("bcppo", "cppo", "qrppo", "ppolag", "cpo", "focops", "wcsac"))),
+    # ppopid is no row of the paper's: BCPPO with β = 0, which shows what disagreement adds.
+    tuple(map(Arm, ("bcppo", "cppo", "qrppo", "ppolag", "cpo", "focops", "wcsac", "ppopid"))),
 )
 
 _COMPONENTS = Design(

@@ -120,9 +120,9 @@
     if (!printed && p.retLow !== null) group.append(svg("path", {
       d: `M${x(p.cvarLow)} ${y(p.ret)}H${x(p.cvarHigh)}M${x(p.cvar)} ${y(p.retLow)}V${y(p.retHigh)}`, stroke: "currentColor", opacity: 0.6 }));
     group.append(svg("path", { class: "shape", d: SHAPES[series.shape], transform: `translate(${x(p.cvar)} ${y(p.ret)})`,
-      fill: printed || !p.frontier ? "var(--card)" : "currentColor", stroke: "currentColor", "stroke-width": 1.8,
-      ...(printed ? { "stroke-dasharray": "2.5 2", "fill-opacity": 0.4 } : {}) }));
-    const about = printed ? "the paper's mean" : `${p.seeds} of ${p.expected} seeds${p.frontier ? ", not dominated" : ""}`;
+      fill: printed || !(p.frontier || p.aside) ? "var(--card)" : "currentColor", stroke: "currentColor", "stroke-width": 1.8,
+      ...(printed ? { "stroke-dasharray": "2.5 2", "fill-opacity": 0.4 } : p.aside ? { "fill-opacity": 0.3 } : {}) }));
+    const about = printed ? "the paper's mean" : `${p.seeds} of ${p.expected} seeds${p.frontier ? ", not dominated" : p.aside ? ", not in the paper" : ""}`;
     const interval = (low, high, digits) => low === null || low === undefined ? "" : ` [${number(low, digits)}, ${number(high, digits)}]`;
     hover(group, `${series.label} (${about})\nReturn ${number(p.ret, 2)}${interval(p.retLow, p.retHigh, 2)}\nCVaR@95 ${number(p.cvar)}${interval(p.cvarLow, p.cvarHigh)}\nCost ${number(p.cost)}`);
     return group;
