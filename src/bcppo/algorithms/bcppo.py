@@ -165,15 +165,12 @@ class BCPPO:
                 reward.value_target, cost.value_target, target, multiplier,
             )
         )  # fmt: skip
-        totals: Metrics = {}
-        count = 0
-        for inputs in self._draw_minibatches(batch.reward.shape[-1]):
-            seen = self._minibatch(*inputs)
-            totals = {name: totals[name] + value if count else value for name, value in seen.items()}
-            count += 1
+        seen = self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
         if self._seen:
             self._seen = absorb(self._seen, observed, [True] * len(observed))
-        return {name: value / count for name, value in totals.items()} | self._controller_metrics(batch, terms)
+        # In float64 sums of a few float32 numbers round alike, however many runs there are.
+        means = {name: values.double().sum(0) / len(values) for name, values in seen.items()}
+        return means | self._controller_metrics(batch, terms)
 
     def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
         """One minibatch of Algorithm 1: the rows [R, B] of each run's rollout."""

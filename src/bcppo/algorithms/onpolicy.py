@@ -254,7 +254,7 @@ class OnPolicy:
         for _ in range(self.config.epochs):
             for optimizer in self.optimizers().values():
                 optimizer.active = active
-            tally.add([minibatch(*inputs) for inputs in self.draw_minibatches(rollout, active)], active)
+            tally.add(minibatch.over(self.draw_minibatches(rollout, active)), active)
             going = torch.tensor(active, device=self._device)
             epochs = epochs + going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)
@@ -326,13 +326,12 @@ class Tally:
         self._sums: Metrics = {}
         self._counts = torch.zeros(runs, dtype=torch.float64, device=device)
 
-    def add(self, minibatches: Sequence[Metrics], active: Sequence[bool]) -> None:
-        """An epoch's."""
+    def add(self, minibatches: Metrics, active: Sequence[bool]) -> None:
+        """An epoch's, [K, R]."""
         going = torch.tensor(active, device=self._counts.device)
-        for name in minibatches[0]:
-            total = torch.stack([seen[name] for seen in minibatches]).double().sum(0)
-            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, total, 0.0)
-        self._counts += going * len(minibatches)
+        for name, values in minibatches.items():
+            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, values.double().sum(0), 0.0)
+        self._counts += going * len(values)
 
     def means(self) -> Metrics:
         return {name: total / self._counts for name, total in self._sums.items()}

@@ -1,11 +1,13 @@
 """A computation done over and over, on minibatch after minibatch: as it is on the CPU, as a CUDA graph on a GPU.
 
-A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them.
+A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. What the
+minibatches take goes over before the first of them, and what they leave is fetched after the last: in between the GPU
+waits for nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from bcppo.nets import Adam, capture
 
 Metrics = dict[str, Tensor]
-"""Name → [R]."""
+"""Name → [R], or of several minibatches [K, R]."""
 
 
 class Repeated:
@@ -24,12 +26,10 @@ class Repeated:
         self, step: Callable[..., Metrics], optimizers: Callable[[], Mapping[str, Adam]], device: torch.device
     ) -> None:
         self._step, self._optimizers, self._device = step, optimizers, device
+        self._captures = device.type == "cuda"
         self._data: Sequence[Tensor] = ()
         self._inputs: Sequence[Tensor] = ()
-        self._numbers: Tensor | None = None
         self._graph: Any = None
-        self._names: list[str] = []
-        self._seen: Tensor | None = None
 
     def begin(self, data: Sequence[Tensor]) -> None:
         """What stays the same over the minibatches to come."""
@@ -39,32 +39,40 @@ class Repeated:
         for kept, new in zip(self._data, data):
             kept.copy_(new)
 
-    def __call__(self, *inputs: Tensor) -> Metrics:
-        if self._device.type != "cuda":
-            return self._step(self._data, *inputs)
-        numbers = torch.tensor([optimizer.numbers() for optimizer in self._optimizers().values()])
-        if self._graph is None or self._numbers is None:
-            self._capture(inputs, numbers)
-        assert self._numbers is not None
-        assert self._seen is not None
-        for kept, new in zip((*self._inputs, self._numbers), (*inputs, numbers)):
+    def over(self, minibatches: Iterable[tuple[Tensor, ...]]) -> Metrics:
+        """The step for each minibatch's inputs in turn; metrics of each, [K, R]."""
+        if not self._captures:
+            seen = [self._step(self._data, *inputs) for inputs in minibatches]
+            return {name: torch.stack([one[name] for one in seen]) for name in seen[0]}
+        inputs = [torch.stack(column) for column in zip(*minibatches)]
+        count, optimizers = len(inputs[0]), list(self._optimizers().values())
+        steps = torch.tensor([[optimizer.numbers() for optimizer in optimizers] for _ in range(count)])  # [K, O, 4, R]
+        inputs.append(steps.to(self._device, non_blocking=True))
+        if self._graph is None or count != len(self._inputs[0]):
+            self._capture(inputs, optimizers)
+        for kept, new in zip(self._inputs, inputs):
             kept.copy_(new)
-        self._graph.replay()
-        return dict(zip(self._names, self._seen.clone().unbind(0)))
+        self._turn.zero_()
+        for _ in range(count):
+            self._graph.replay()
+        return dict(zip(self._names, self._seen.clone().unbind(1)))
 
-    def _capture(self, inputs: Sequence[Tensor], numbers: Tensor) -> None:
-        self._inputs, self._numbers = [part.clone() for part in inputs], numbers.to(self._device)
-        optimizers = list(self._optimizers().values())
-        for optimizer, own in zip(optimizers, self._numbers):
-            optimizer.by = own
+    def _capture(self, inputs: Sequence[Tensor], optimizers: Sequence[Adam]) -> None:
+        self._inputs = [column.clone() for column in inputs]
+        self._turn = torch.zeros(1, dtype=torch.int64, device=self._device)  # which minibatch it is
+        self._names: list[str] = []
+        self._graph = None
         changing = [t for o in optimizers for t in (o.stack.flat.detach(), o.first, o.second)]
-        self._graph = capture(self._take, changing)
+        self._graph = capture(lambda: self._take(optimizers), [*changing, self._turn])
 
-    def _take(self) -> None:
-        seen = self._step(self._data, *self._inputs)
-        stacked = torch.stack([value.double() for value in seen.values()])
-        self._names = list(seen)
-        if self._seen is None:
-            self._seen = stacked
-        else:
-            self._seen.copy_(stacked)
+    def _take(self, optimizers: Sequence[Adam]) -> None:
+        *inputs, numbers = [column.index_select(0, self._turn).squeeze(0) for column in self._inputs]
+        for optimizer, own in zip(optimizers, numbers):
+            optimizer.by = own
+        seen = self._step(self._data, *inputs)
+        row = torch.stack([value.double() for value in seen.values()]).unsqueeze(0)
+        if not self._names:
+            self._names = list(seen)
+            self._seen = row.repeat(len(self._inputs[0]), 1, 1)  # [K, names, R]
+        self._seen.index_copy_(0, self._turn, row)
+        self._turn.add_(1).remainder_(len(self._inputs[0]))
