@@ -1,8 +1,8 @@
 """A computation done over and over, on minibatch after minibatch: as it is on the CPU, as a CUDA graph on a GPU.
 
-A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. What the
-minibatches take goes over before the first of them, and what they leave is fetched after the last: in between the GPU
-waits for nobody.
+A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. What
+the minibatches take goes over before the first of them, and what they leave is fetched after the last: in between the
+GPU waits for nobody.
 """
 
 from __future__ import annotations
