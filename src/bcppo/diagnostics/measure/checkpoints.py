@@ -15,9 +15,9 @@ from bcppo.diagnostics.store import NotEligible
 from bcppo.errors import BcppoError
 from bcppo.policy import NumpyPolicy
 from bcppo.rollout import MakeEnv
-from bcppo.run import load_learner
 from bcppo.settings import PPOConfig
 from bcppo.streams import Streams
+from bcppo.training import load_learner
 from bcppo.worker import run_environment
 
 
