@@ -20,6 +20,7 @@ from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import OWN_TASK, RunConfig, digest, identity
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.evaluation import CVAR_LEVEL
+from bcppo.kept import refuse_kept
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import NumpyPolicy
 from bcppo.pool import RemoteCollector, Worker
@@ -272,6 +273,7 @@ def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | N
     """Go on with a run that was interrupted; a finished run is left as it is."""
     folder = RunFolder(out)
     method, config = folder.load_config(CONFIGS)
+    refuse_kept(folder.path)
     state = folder.status()
     if state["state"] == FINISHED:
         return folder
