@@ -146,6 +146,13 @@ def test_without_v_r_only_what_updates_the_actor_is_not_eligible(small: Path) ->
         theory.coupling_rows(restore(found(small)))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["intervention", "theory"])
+def test_a_report_without_v_r_says_what_it_lacks(small: Path, name: str, tmp_path: Path) -> None:
+    text = diagnose(name, [small / "binding"], tmp_path)
+    assert "| V_r was left out when the run was kept, and an update of the actor needs it |" in text
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_networks_of_every_method_come_back(method: str) -> None:
     config = make_config(method, "hopper", hidden=(32, 32))

@@ -27,8 +27,8 @@ from bcppo.kept import (
 from bcppo.records import RunFolder, read_json, write_json, write_rows, write_tensors
 from bcppo.tensors import read_tensors
 
-PROGRESS = ("step", "multiplier", "mean_cost")
-"""The columns of progress.parquet that diagnostics read."""
+PROGRESS = ("update", "step", "multiplier", "mean_cost")
+"""The columns of progress.parquet that diagnostics read, and the one a report counts by."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
             "windup": windup_rows(checkpoint),
         }
         if checkpoint.lacks_reward_value:
-            not_eligible.append(NotEligible(checkpoint.found.name, "matched coefficients", NO_REWARD_VALUE))
+            not_eligible.append(NotEligible(checkpoint.found.name, "coefficient coupling", NO_REWARD_VALUE))
         else:
             checks["coupling"] = coupling_rows(checkpoint)
         for name, rows in checks.items():
