@@ -63,7 +63,7 @@ def test_every_equation_of_the_method_is_in_the_table():
 KINDS = {
     "fleet": flags.Fleet, "resume": flags.Resume, "evaluate": flags.Evaluate, "suggest-limit": flags.SuggestLimit,
     "report": flags.Report, "pack": flags.Pack, "diagnose": flags.Diagnose, "export": flags.Export, "play": flags.Play,
-    "study run": commands._Run, "study status": commands._Status,
+    "keep": flags.Keep, "study run": commands._Run, "study status": commands._Status,
 }  # fmt: skip
 
 

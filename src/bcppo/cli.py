@@ -32,6 +32,7 @@ Train a policy that earns reward while its mean cost per step stays within a lim
   fleet          train many runs at once              bcppo fleet --tasks goal1 hopper --seeds 0 1 2 --out runs/fleet
   study          the paper's experiments, end to end  bcppo study run smoke --out runs/smoke
   pack           a study in its published form        bcppo pack runs/smoke results/smoke
+  keep           the networks of runs, with hashes    bcppo keep runs/smoke --out results/networks
   diagnose       the paper's diagnostics of runs      bcppo diagnose calibration runs/* --out diagnostics
 
 `bcppo COMMAND --help` says more; --debug shows the traceback of an error. docs/concepts.md explains the words (cost
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = {
         "train": _train, "fleet": _fleet, "resume": _resume, "evaluate": _evaluate, "suggest-limit": _suggest_limit,
         "study": _study, "report": _report, "pack": _pack, "diagnose": _diagnose, "export": _export, "play": _play,
-        "tasks": _tasks, "methods": _methods,
+        "keep": _keep, "tasks": _tasks, "methods": _methods,
     }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -161,10 +162,12 @@ def _flag(arguments: list[str], name: str) -> str | None:
 
 def _resume(arguments: list[str]) -> None:
     options = parse(flags.Resume, arguments, "bcppo resume")
+    from bcppo.kept import refuse_kept
     from bcppo.records import FINISHED, RunFolder
     from bcppo.run import resume
     from bcppo.watch import Watch
 
+    refuse_kept(options.folder)
     if RunFolder(options.folder).exists and RunFolder(options.folder).status()["state"] == FINISHED:
         print(f"The run in {options.folder} is finished; there is nothing to resume.")
         return
@@ -246,6 +249,14 @@ def _pack(arguments: list[str]) -> None:
     print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
     for problem in records.problems:
         print(f"  {problem.sentence}")
+
+
+def _keep(arguments: list[str]) -> None:
+    options = parse(flags.Keep, arguments, "bcppo keep")
+    from bcppo.diagnostics.keep import keep
+
+    kept = keep(options.runs, options.out, compressed=options.compress, reward_value=options.reward_value)
+    print(f"kept {len(kept)} runs in {options.out}: {sum(run.size for run in kept) / 1e6:.1f} MB")
 
 
 def _suggest_limit(arguments: list[str]) -> None:

@@ -11,6 +11,7 @@ from bcppo.algorithms import CONFIGS
 from bcppo.config import EVAL_FIRST_SEED
 from bcppo.episodes import Episode, evaluate_policy
 from bcppo.errors import BcppoError, ConfigError
+from bcppo.kept import check_kept
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import load_policy
 from bcppo.records import DIVERGED, RunFolder
@@ -42,7 +43,8 @@ def evaluate(
 
 
 def require_policy(run: RunFolder) -> None:
-    """Refuse a run that has left no policy, and say how it can go on."""
+    """Refuse a run that has left no policy, and say how it can go on; or one whose kept files have changed."""
+    check_kept(run.path)
     if not (run / "policy.safetensors").exists():
         state = run.status()["state"]
         again = "" if state == DIVERGED else f"; if it was stopped, `bcppo resume {run.path}` goes on with it"

@@ -90,6 +90,22 @@ class Pack:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """Keep what `bcppo diagnose` reads of runs: networks in float32 without optimisers, rows and configs, with hashes.
+
+    A kept run can be diagnosed, evaluated and exported as its run folder can; it cannot be resumed."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders, folders of run folders, or studies' folders."""
+    out: Path
+    """Folder to keep them in, beside those it has."""
+    compress: bool = False
+    """Compress the networks, as xz; nothing is lost."""
+    reward_value: bool = True
+    """Keep V_r, which an update of the actor needs: `intervention` and one check of `theory`, no other diagnostic."""
+
+
+@dataclass(frozen=True)
 class Fleet:
     """Train every task with every method and seed, many at once; the same command goes on with what is unfinished."""
 
@@ -153,7 +169,7 @@ class Diagnose:
     name: Annotated[str, tyro.conf.Positional]
     """The diagnostic, or 'all'."""
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders, folders of run folders, or studies' folders."""
+    """Run folders, runs kept by `bcppo keep`, folders of either, or studies' folders."""
     out: Path
     """Folder for rows, tables and plots; each diagnostic gets a folder in it."""
     device: str = "cpu"

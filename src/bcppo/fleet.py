@@ -24,6 +24,7 @@ import torch
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import NOT_PROTOCOL, RunConfig, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
+from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Worker, wait, worker_stack
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
@@ -162,6 +163,7 @@ def _prepare(
             raise unknown_name("method", method, METHODS)
         folder = RunFolder(out / name)
         if folder.exists:
+            refuse_kept(folder.path)
             found = folder.load_config(CONFIGS)
             if (found[0], _settings(found[1])) != (method, _settings(config)):
                 raise FolderError(f"{folder.path} already holds another run; choose another folder for this fleet.")

@@ -209,6 +209,14 @@ class Stack:
             named[f"bias{layer}"] = bias.squeeze(1).unflatten(0, flat.shape[:2])
         return named
 
+    def unpadded(self, flat: Tensor) -> dict[str, Tensor]:
+        """As `named`, without the padding; what that holds is 0."""
+        last = len(self.sizes) - 2
+        padded = (f"weight{last}", f"bias{last}", "log_std")
+        return {
+            name: part[..., : self.sizes[-1]] if name in padded else part for name, part in self.named(flat).items()
+        }
+
     def __call__(self, x: Tensor, flat: Tensor | None = None) -> Tensor:
         """[R, B, in] → [R, N, B, out]; every network of a run sees the run's rows.
 
@@ -220,11 +228,7 @@ class Stack:
     def arrays(self, run: int) -> dict[str, np.ndarray]:
         """A copy of one run's parameters as NumPy arrays, without the padding."""
         row = self.flat.detach()[run : run + 1].clone().cpu()
-        arrays = {name: tensor[0].numpy().copy() for name, tensor in self.named(row).items()}
-        for name in ("weight", "bias"):
-            last = f"{name}{len(self.sizes) - 2}"
-            arrays[last] = arrays[last][..., : self.sizes[-1]]
-        return arrays
+        return {name: tensor[0].numpy().copy() for name, tensor in self.unpadded(row).items()}
 
 
 class SquashedPolicy(Stack):
@@ -258,6 +262,9 @@ class Scalar:
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         return {"value": flat.squeeze(1)}
+
+    unpadded = named
+    """All alike: nothing to leave out."""
 
 
 class GaussianPolicy(Stack):
@@ -293,8 +300,7 @@ class GaussianPolicy(Stack):
         return self.parameters["log_std"][:, : self.sizes[-1]]
 
     def arrays(self, run: int) -> dict[str, np.ndarray]:
-        arrays = super().arrays(run)
-        return {name: a[: self.sizes[-1]] if name == "log_std" else a[0] for name, a in arrays.items()}
+        return {name: a if name == "log_std" else a[0] for name, a in super().arrays(run).items()}
 
 
 class Adam:

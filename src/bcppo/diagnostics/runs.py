@@ -10,6 +10,7 @@ from bcppo.algorithms import CONFIGS
 from bcppo.config import RunConfig
 from bcppo.diagnostics.store import Columns
 from bcppo.errors import BcppoError
+from bcppo.kept import MANIFEST, check_kept
 from bcppo.records import RunFolder
 
 
@@ -36,9 +37,11 @@ class Found:
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Found]:
-    """The runs at `paths`: run folders, folders of run folders, or studies' folders."""
+    """The runs at `paths`: run folders, kept runs, folders of either, or studies' folders."""
     folders: list[Path] = []
     for path in map(Path, paths):
+        if path.name == MANIFEST and path.is_file():  # kept/* names it too
+            continue
         inside = [path] if RunFolder(path).exists else _below(path) or _below(path / "runs")
         if not inside:
             raise BcppoError(
@@ -49,6 +52,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Found]:
         raise BcppoError("A diagnostic needs at least one run folder.")
     found = []
     for folder in folders:
+        check_kept(folder)
         method, config = RunFolder(folder).load_config(CONFIGS)
         found.append(Found(folder.name, RunFolder(folder), method, config))
     if len({run.name for run in found}) < len(found):  # tell runs of one name apart
@@ -57,7 +61,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Found]:
 
 
 def _below(path: Path) -> list[Path]:
-    return sorted(config.parent for config in path.glob("*/config.json"))
+    return sorted(config.parent for config in path.glob("[!.]*/config.json"))
 
 
 def runs_table(runs: Sequence[Found]) -> Columns:

@@ -1,29 +1,34 @@
-"""Run folder → learner: what a checkpoint holds, put back into one stack or into several copies of it."""
+"""Run folder, or kept run → learner: what it holds, put back into one stack or into several copies of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from bcppo.algorithms import METHODS
+from bcppo.diagnostics.measure.networks import put_networks
 from bcppo.diagnostics.runs import Found
 from bcppo.diagnostics.store import NotEligible
 from bcppo.errors import BcppoError
+from bcppo.kept import is_kept, read_networks
 from bcppo.policy import NumpyPolicy
 from bcppo.rollout import MakeEnv
-from bcppo.run import load_learner
 from bcppo.settings import PPOConfig
 from bcppo.streams import Streams
+from bcppo.training import load_learner
 from bcppo.worker import run_environment
+
+NO_REWARD_VALUE = "V_r was left out when the run was kept, and an update of the actor needs it"
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A run's checkpoint, ready to use."""
+    """A run's checkpoint, or what is kept of it, ready to use."""
 
     found: Found
     learner: Any
@@ -31,7 +36,10 @@ class Restored:
     policy: NumpyPolicy
     make_env: MakeEnv
     widths: tuple[int, int]
-    tensors: dict[str, np.ndarray]
+    put: Callable[[Any, int], None]
+    """Puts the checkpoint into a place of a learner's stack."""
+    lacks_reward_value: bool = False
+    """V_r was left out of a kept run: its actor cannot take an update."""
 
     @property
     def config(self) -> Any:
@@ -44,11 +52,13 @@ class Restored:
 
     def copies(self, configs: Sequence[PPOConfig], seeds: Sequence[int]) -> Any:
         """A stack of learners that all start from this checkpoint, each with settings and random streams of its own."""
+        if self.lacks_reward_value:
+            raise BcppoError(NO_REWARD_VALUE)
         learner = METHODS[self.found.method].learner()(
             configs, self.widths, [Streams(seed, 1) for seed in seeds], torch.device("cpu")
         )
         for index in range(len(configs)):
-            load_learner(learner, index, self.tensors)
+            self.put(learner, index)
         return learner
 
     def predictions(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
@@ -61,9 +71,7 @@ class Restored:
 
 def restore(found: Found) -> Restored:
     """A run's newest whole checkpoint; a BcppoError says why there is none."""
-    loaded = found.folder.load_checkpoint(lambda sentence: None)
-    if loaded is None:
-        raise BcppoError(f"the run has left no checkpoint ({found.folder.status()['state']})")
+    put, lacks_reward_value = _source(found)
     make_env = run_environment(found.config)
     env: Any = make_env()
     widths = env.observation_space.shape[0], env.action_space.shape[0]
@@ -72,8 +80,21 @@ def restore(found: Found) -> Restored:
     device = torch.device("cpu")
     torch.set_num_threads(1)
     learner = METHODS[found.method].learner()([found.config], widths, [Streams(found.config.seed, 1)], device)
-    load_learner(learner, 0, loaded[0])
-    return Restored(found, learner, NumpyPolicy(learner.policy_arrays(0), *bounds), make_env, widths, loaded[0])
+    put(learner, 0)
+    policy = NumpyPolicy(learner.policy_arrays(0), *bounds)
+    return Restored(found, learner, policy, make_env, widths, put, lacks_reward_value)
+
+
+def _source(found: Found) -> tuple[Callable[[Any, int], None], bool]:
+    """(what puts the run's state into a learner, whether V_r is missing from it)"""
+    if is_kept(found.folder.path):
+        networks, notes = read_networks(found.folder.path)
+        whole = notes.get("reward_value") != "left out"
+        return partial(put_networks, tensors=networks, reward_value=whole), not whole
+    loaded = found.folder.load_checkpoint(lambda sentence: None)
+    if loaded is None:
+        raise BcppoError(f"the run has left no checkpoint ({found.folder.status()['state']})")
+    return partial(load_learner, tensors=loaded[0]), False
 
 
 def restore_ensembles(runs: Sequence[Found], statistic: str) -> tuple[list[tuple[int, Restored]], list[NotEligible]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bcppo.algorithms.batch import Batch
 from bcppo.diagnostics.measure.actor import collect_rollouts, make_batch, parameter_difference, take, update_actor
-from bcppo.diagnostics.measure.checkpoints import Restored, restore_ensembles
+from bcppo.diagnostics.measure.checkpoints import NO_REWARD_VALUE, Restored, restore_ensembles
 from bcppo.diagnostics.runs import Found, runs_table
 from bcppo.diagnostics.store import Columns, Measured, NotEligible, join
 from bcppo.math.bachelier import disagreement, excess_factor, mean_prediction, reference_level
@@ -32,6 +32,9 @@ def measure_with(runs: Sequence[Found], rollouts: int = ROLLOUTS, steps: int = S
     restored, not_eligible = restore_ensembles(runs, "actor intervention")
     parts: dict[str, list[Columns]] = {"pairs": [], "candidates": [], "update_actions": []}
     for index, checkpoint in restored:
+        if checkpoint.lacks_reward_value:
+            not_eligible.append(NotEligible(checkpoint.found.name, "actor intervention", NO_REWARD_VALUE))
+            continue
         if checkpoint.multiplier == 0.0:
             reason = "the saved λ is 0: the pair is a negative control and has no direction"
             not_eligible.append(NotEligible(checkpoint.found.name, "steering direction", reason))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bcppo.diagnostics.measure.actor import collect_rollouts, make_batch, parameter_difference, update_actor
-from bcppo.diagnostics.measure.checkpoints import Restored, restore_ensembles
+from bcppo.diagnostics.measure.checkpoints import NO_REWARD_VALUE, Restored, restore_ensembles
 from bcppo.diagnostics.measure.coverage import Condition, make_fit, prepare
 from bcppo.diagnostics.measure.idealized import concentration, correlated_spread, score_estimators
 from bcppo.diagnostics.measure.retrain import Schedule, retrain
@@ -45,12 +45,16 @@ def measure(runs: Sequence[Found], device: str = "cpu") -> Measured:
     parts: dict[str, list[Columns]] = {"exceedance": [], "coupling": [], "propagation": [], "windup": []}
     for index, checkpoint in restored:
         probes = _probes(checkpoint)
-        for name, rows in (
-            ("exceedance", exceedance_rows(checkpoint, probes)),
-            ("propagation", propagation_rows(checkpoint.config, probes["policy"])),
-            ("coupling", coupling_rows(checkpoint)),
-            ("windup", windup_rows(checkpoint)),
-        ):
+        checks = {
+            "exceedance": exceedance_rows(checkpoint, probes),
+            "propagation": propagation_rows(checkpoint.config, probes["policy"]),
+            "windup": windup_rows(checkpoint),
+        }
+        if checkpoint.lacks_reward_value:
+            not_eligible.append(NotEligible(checkpoint.found.name, "coefficient coupling", NO_REWARD_VALUE))
+        else:
+            checks["coupling"] = coupling_rows(checkpoint)
+        for name, rows in checks.items():
             count = len(next(iter(rows.values())))
             parts[name].append({"run": np.full(count, index), **rows})
     random = np.random.default_rng(SEED)

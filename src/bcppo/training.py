@@ -1,0 +1,171 @@
+"""R runs on one learner, update by update, and a learner's state as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from bcppo.algorithms import METHODS
+from bcppo.errors import ConfigError, Diverged
+from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
+from bcppo.nets import keep_freed_memory
+from bcppo.policy import NumpyPolicy, save_policy
+from bcppo.records import FINISHED, FolderError
+from bcppo.rollout import Rollout
+from bcppo.watch import Watch
+
+if TYPE_CHECKING:
+    from bcppo.run import Run
+
+
+class Trainer:
+    """R runs in lock-step on one learner."""
+
+    def __init__(self, runs: Sequence[Run], watch: Watch) -> None:
+        first = runs[0]
+        if len({(run.widths, *(bound.tobytes() for bound in run.bounds)) for run in runs}) > 1:
+            raise ConfigError("Runs of one stack must have observations and actions of one size and one set of bounds.")
+        if len({(run.method, run.config.steps, run.config.device) for run in runs}) > 1:
+            raise ConfigError("Runs of one stack must agree on method, steps and device; separate these.")
+        self.runs, self.watch = runs, watch
+        self.device = resolve_device(first.config.device)
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        learner = METHODS[first.method].learner()
+        self.learner = learner([run.config for run in runs], first.widths, [run.streams for run in runs], self.device)
+        loop = OffPolicyLoop if METHODS[first.method].off_policy else OnPolicyLoop
+        self.loop: OffPolicyLoop | OnPolicyLoop = loop(runs, self.learner, self.policy, self.device)
+
+    def policy(self, index: int) -> NumpyPolicy:
+        return NumpyPolicy(self.learner.policy_arrays(index), *self.runs[index].bounds)
+
+    def train(self) -> None:
+        """To the end, from wherever the runs are."""
+        for _ in self.work():
+            pass
+
+    def work(self) -> Iterator[Sequence[Any]]:
+        """The same, piece by piece: hands over the collectors whose answers it waits for, so that others can work."""
+        while not self.runs[0].finished:
+            advance = yield from self.loop.advance()
+            updated = perf_counter()
+            self._record(advance)
+            yield from self._evaluate(self._due("eval_every"), final=False)
+            evaluated = perf_counter()
+            for index in self._due("checkpoint_every"):
+                self.checkpoint(index)
+            seconds = {"evaluate": evaluated - updated, "checkpoint": perf_counter() - evaluated}
+            self._time(advance.rollouts, advance.seconds | seconds)
+        missing = [index for index, run in enumerate(self.runs) if not run.evaluated]
+        yield from self._evaluate(missing, final=True)
+        for index, run in enumerate(self.runs):
+            if index in missing:
+                self.checkpoint(index)
+            save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
+            self.loop.finish(index)
+            run.folder.set_status(FINISHED)
+
+    def _evaluate(self, indices: Sequence[int], *, final: bool) -> Iterator[Sequence[Any]]:
+        if not indices:
+            return
+        for index in indices:
+            self.runs[index].start_evaluation(self.policy(index))
+        yield [self.runs[index].collectors[0] for index in indices]
+        for index in indices:
+            self.runs[index].finish_evaluation(final=final)
+
+    def _record(self, advance: Advance) -> None:
+        finite = self._finite()
+        for index, run in enumerate(self.runs):
+            own = {name: float(values[index]) for name, values in advance.metrics.items()}
+            run.record(advance.rollouts[index], own)
+            bad = [name for name, value in own.items() if advance.learned and not np.isfinite(value)]
+            if bad or not finite[index]:
+                what = f"{bad[0]} is not finite" if bad else "a weight is not finite"
+                sentence = f"Training diverged at step {run.step}: {what}; the folder keeps all that came before."
+                raise Diverged(sentence, index)
+            self.watch.update(run)
+
+    def _due(self, field: str) -> list[int]:
+        """The runs whose last advance crossed a multiple of a number of steps; the end of a run is a matter apart."""
+        return [
+            index
+            for index, run in enumerate(self.runs)
+            if (every := getattr(run.config, field))
+            and run.step // every > (run.step - run.advanced) // every
+            and not run.finished
+        ]
+
+    def _finite(self) -> list[bool]:
+        """Of each run, whether all its weights are numbers."""
+        totals = [optimizer.stack.flat.detach().sum((1, 2)) for optimizer in self.learner.optimizers().values()]
+        return torch.isfinite(torch.stack(totals)).all(0).tolist()
+
+    def _time(self, rollouts: list[list[Rollout]], seconds: dict[str, float]) -> None:
+        for run, own in zip(self.runs, rollouts):
+            inside = {name: sum(rollout.seconds[name] for rollout in own) for name in ("act", "simulate")}
+            run.append("timings", {"update_index": run.updates, "step": run.step, **seconds, **inside})
+
+    # --- state ---
+
+    def checkpoint(self, index: int) -> None:
+        """A run's rows first, then the checkpoint that covers them."""
+        run = self.runs[index]
+        run.write_rows()
+        run.folder.save_checkpoint(self._state(index), run.notes() | self.loop.notes(index))
+
+    def _state(self, index: int) -> dict[str, np.ndarray]:
+        tensors: dict[str, np.ndarray] = {}
+        for name, optimizer in self.learner.optimizers().items():
+            tensors |= {f"{name}.{key}": t[index].detach().cpu().numpy() for key, t in optimizer.state().items()}
+            tensors[f"{name}.steps"] = np.array(optimizer.steps[index])
+        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.memory().items()}
+        for number, collector in enumerate(self.runs[index].collectors):
+            tensors[f"actions{number}"] = collector.state()[1]
+        return tensors
+
+    def restore(self) -> bool:
+        """Load each run's checkpoint; False where there is none yet."""
+        for index, run in enumerate(self.runs):
+            loaded = run.folder.load_checkpoint(self.watch.warn)
+            if loaded is not None:
+                run.restore(*loaded)
+                self._load(index, loaded[0])
+                self.loop.restore(index, loaded[1])
+        if len({run.step for run in self.runs}) > 1:
+            raise FolderError("Runs of one stack can only go on together from checkpoints of one step.")
+        for run in self.runs:
+            run.folder.tidy()
+        return self.runs[0].step > 0
+
+    def _load(self, index: int, tensors: dict[str, np.ndarray]) -> None:
+        try:
+            load_learner(self.learner, index, tensors)
+        except FolderError as error:
+            raise FolderError(f"{self.runs[index].folder.path}: {error}") from error
+
+
+@torch.no_grad()
+def load_learner(learner: Any, index: int, tensors: dict[str, np.ndarray]) -> None:
+    """Put a checkpoint's networks, optimisers and controller into place `index` of a learner's stack."""
+    try:
+        for name, optimizer in learner.optimizers().items():
+            for key, tensor in optimizer.state().items():
+                tensor[index].copy_(torch.from_numpy(tensors[f"{name}.{key}"]))
+            optimizer.steps[index] = int(tensors[f"{name}.steps"])
+        for key, tensor in learner.memory().items():
+            tensor[index] = torch.from_numpy(np.array(tensors[f"controller.{key}"]))
+    except (KeyError, RuntimeError) as error:
+        raise FolderError(f"The checkpoint does not fit its config: {error}.") from error
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("The device cuda was asked for, but torch finds none on this machine.")
+    return torch.device(name)
