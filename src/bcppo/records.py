@@ -5,6 +5,7 @@
     progress.parquet     one row an update
     episodes.parquet     one row a training episode
     evaluations.parquet  one row an evaluation episode
+    long_evaluation.parquet  the policy on many more episodes, where it was asked for; see long_evaluation.py
     timings.parquet      seconds by phase: apart, so that equal runs are equal bytes elsewhere
     *.sum                checksum of the Parquet file of that name
     checkpoint.safetensors (and checkpoint.previous.safetensors)
@@ -50,6 +51,9 @@ _FIRST_FILES = ("config.json", "provenance.json", "status.json", "replay.bin", "
 """What a run leaves that ends before its first update."""
 _LAST_REMAINS = ("provenance.json", "status.json")
 """What may be left of a run that has no config: `create` was killed before it wrote one, or after it took one away."""
+LONG = "long_evaluation"
+"""Rows a finished run may get later, of the policy it left."""
+POLICY = "policy.safetensors"
 RUNNING, FINISHED, DIVERGED, FAILED = "running", "finished", "diverged", "failed"
 
 
@@ -154,6 +158,16 @@ def read_rows(path: Path) -> dict[str, list]:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise FolderError(f"{path} cannot be read: {reason}.") from error
+
+
+def policy_digest(folder: Path) -> str:
+    """What tells a run's policy file from any other; empty where there is none."""
+    try:
+        return _digest((folder / POLICY).read_bytes())
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise FolderError(f"{folder / POLICY} cannot be read: {error.strerror}.") from error
 
 
 def _is_part(path: Path) -> bool:

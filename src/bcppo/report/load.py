@@ -9,20 +9,21 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from bcppo.config import digest
-from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, read_json
+from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, LONG, RUNNING, FolderError, read_json
 from bcppo.report.checks import check_copies, check_protocols, check_values, mixed_provenance
 from bcppo.report.entries import Entry, Problem, Settings, read_entries, settings_of
 from bcppo.report.found import find_entries
+from bcppo.report.long_rows import EMPTY, check_long, check_policy, damaged
 from bcppo.report.names import aside
-from bcppo.report.schema import EVALUATIONS, PROGRESS, RUNS
+from bcppo.report.schema import EVALUATIONS, LONG_EPISODES, PROGRESS, RUNS
 
 PROGRESS_NEEDED = ("update", "step")
 Query = tuple[str, pl.LazyFrame]
@@ -45,6 +46,8 @@ class StudyRecords:
     problems: tuple[Problem, ...]
     planned: bool = True
     """Whether a study.json says what there should be; otherwise these are the runs that were found."""
+    long: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=EMPTY))
+    """Column `run` and LONG_EPISODES, of usable runs that were evaluated on many more episodes."""
 
     @property
     def episodes(self) -> pl.DataFrame:
@@ -86,7 +89,10 @@ def load_study(folder: str | Path) -> StudyRecords:
     pairs = [frames[row["id"]] for row in rows if row["usable"]]
     evaluations: list[Any] = [pair[0] for pair in pairs]
     progress: list[Any] = [pair[1] for pair in pairs]
-    return assemble(folder, (name, title), rows, (evaluations, progress), problems, planned=planned)
+    places = {entry.id: _place(folder, entry) for entry in entries}
+    long, trouble = _load_long(folder, {row["id"]: places[row["id"]] for row in rows if row["usable"]})
+    problems += trouble
+    return assemble(folder, (name, title), rows, (evaluations, progress), problems, planned=planned, long=long)
 
 
 def assemble(
@@ -97,6 +103,7 @@ def assemble(
     problems: list[Problem],
     *,
     planned: bool = True,
+    long: Sequence[pl.DataFrame] = (),
 ) -> StudyRecords:
     """Rows of runs, and their frames of evaluations and of progress → the study, after the checks across runs."""
     evaluations, progress = frames
@@ -111,15 +118,19 @@ def assemble(
     runs = runs.with_columns(state=state, usable=pl.col("usable") & ~pl.col("id").is_in(list(kinds)))
     good = runs.filter("usable").select(run="id")
     mixed = mixed_provenance(runs.filter("usable"))
+    all_evaluations = all_evaluations.join(good, on="run", how="semi", maintain_order="left")
+    all_long = pl.concat([_empty(EMPTY), *long]).join(good, on="run", how="semi", maintain_order="left")
+    all_long, longer = check_long(all_long, all_evaluations.filter("final"))
     return StudyRecords(
         folder=folder,
         name=names[0],
         title=names[1],
         runs=runs,
-        evaluations=all_evaluations.join(good, on="run", how="semi", maintain_order="left"),
+        evaluations=all_evaluations,
         progress=all_progress.join(good, on="run", how="semi", maintain_order="left"),
-        problems=(*problems, *bad, *mixed),
+        problems=tuple(dict.fromkeys((*problems, *bad, *longer, *mixed))),  # a packed study brings some along
         planned=planned,
+        long=all_long,
     )
 
 
@@ -128,7 +139,7 @@ def assemble(
 
 def _load_run(folder: Path, entry: Entry) -> tuple[dict, list[Query], list[Problem]]:
     """(the run's row; queries of its evaluations and its progress, none where they cannot be trusted; problems)"""
-    path = folder / (entry.place or f"runs/{entry.id}")
+    path = _place(folder, entry)
     failures = _failures(path.with_name(f"{path.name}.failures.jsonl"))
     settings: Settings | None = None
     provenance: dict[str, Any] = {}
@@ -149,6 +160,30 @@ def _load_run(folder: Path, entry: Entry) -> tuple[dict, list[Query], list[Probl
     retried = [Problem(entry.id, "retried", f"{entry.id} finished after a failure: {text}") for text in failures]
     queries = [(entry.id, evaluations), (entry.id, progress.with_columns(records=pl.lit(1, pl.Int64)))]
     return run_row(entry, settings, provenance, FINISHED), queries, retried
+
+
+def _place(folder: Path, entry: Entry) -> Path:
+    return folder / (entry.place or f"runs/{entry.id}")
+
+
+def _load_long(folder: Path, places: dict[str, Path]) -> tuple[list[pl.DataFrame], list[Problem]]:
+    """(rows of many episodes, of runs that have any; problems) of runs in their folders."""
+    frames, problems = [], []
+    for run, path in places.items():
+        if not (path / f"{LONG}.parquet").exists():
+            continue
+        try:
+            rows = _query(path / f"{LONG}.parquet", run, LONG_EPISODES, tuple(LONG_EPISODES)).collect()
+        except FolderError as error:
+            problems.append(damaged(run, folder, error))
+            continue
+        except pl.exceptions.PolarsError as error:
+            problems.append(damaged(run, folder, FolderError(_reason(error))))
+            continue
+        other = check_policy(run, path, rows)
+        problems += other
+        frames += [] if other else [rows]
+    return frames, problems
 
 
 class _Unusable(Exception):
@@ -258,8 +293,8 @@ def _reason(error: Exception) -> str:
 
 
 def _fits(found: Any, wanted: Any) -> bool:
-    if wanted == pl.Boolean:
-        return found == pl.Boolean
+    if wanted in (pl.Boolean, pl.String):
+        return bool(found == wanted)
     return bool(found.is_integer()) if wanted == pl.Int64 else bool(found.is_numeric())
 
 

@@ -1,9 +1,10 @@
-"""The packed form of a study, small enough to publish: study.json and three Parquet tables, each with its checksum.
+"""The packed form of a study, small enough to publish: study.json and Parquet tables, each with its checksum.
 
 study.json        as in the study folder
 runs.parquet      one row a run: state, protocol, provenance, problems
 episodes.parquet  every evaluation episode, raw
 progress.parquet  the curves, thinned to one row in `every` updates
+long_episodes.parquet  every episode of `bcppo study evaluate`, raw; only where there are any
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from bcppo.errors import ConfigError
 from bcppo.records import FINISHED, FolderError, write_atomically, write_rows
 from bcppo.report.entries import Problem, StudyError, read_entries, settings_of
 from bcppo.report.load import StudyRecords, assemble, load_study, read_frame, run_row
-from bcppo.report.schema import EVALUATIONS, PROGRESS
+from bcppo.report.long_rows import EMPTY
+from bcppo.report.schema import EVALUATIONS, LONG_EPISODES, PROGRESS
 
 EVERY = 5
 """Updates to a row of a packed curve. 5 divides the paper's rolling windows of 15 and 25 records: those stay exact."""
@@ -27,6 +29,7 @@ EVERY = 5
 AVERAGED = ("mean_cost", "sigma_c", "multiplier")
 """Measured anew at each update, so a thinned row holds their mean; the rest are running statistics: the last counts."""
 
+LONG_TABLE = "long_episodes"
 PROVENANCE = ("revision", "python", "device", "versions")
 
 
@@ -52,8 +55,13 @@ def pack_study(folder: str | Path, out: str | Path, every: int = EVERY) -> Study
         ("runs", _runs(records, _digest_text(text))),
         ("episodes", records.evaluations),
         ("progress", thin(records.progress, every)),
+        (LONG_TABLE, records.long),
     ):
-        write_rows(out / f"{name}.parquet", frame.to_dict())  # type: ignore[arg-type]
+        if frame.height or name != LONG_TABLE:
+            write_rows(out / f"{name}.parquet", frame.to_dict())  # type: ignore[arg-type]
+    if not records.long.height:  # those of an earlier pack are not this study's
+        for ending in ("parquet", "sum"):
+            (out / f"{LONG_TABLE}.{ending}").unlink(missing_ok=True)
     return records
 
 
@@ -77,6 +85,7 @@ def load_packed(folder: Path) -> StudyRecords:
         episodes = read_frame(folder / "episodes.parquet").select("run", *EVALUATIONS).cast(EVALUATIONS)  # type: ignore[arg-type]
         progress = read_frame(folder / "progress.parquet").select("run", *PROGRESS, "records")
         progress = progress.cast({**PROGRESS, "records": pl.Int64})  # type: ignore[dict-item]
+        long = _read_long(folder, stored)
         by_id: dict[str, dict[str, Any]] = {row["id"]: row for row in stored.iter_rows(named=True)}
         study = stored["study"].unique().to_list()
     except (pl.exceptions.PolarsError, KeyError) as error:
@@ -100,7 +109,18 @@ def load_packed(folder: Path) -> StudyRecords:
             state = row["state"]
         rows.append(run_row(entry, settings, provenance, state))
         problems += [Problem(entry.id, *pair) for pair in json.loads(row["problems"])]
-    return assemble(folder, (name, title), rows, ([episodes], [progress]), problems)
+    return assemble(folder, (name, title), rows, ([episodes], [progress]), problems, long=[long])
+
+
+def _read_long(folder: Path, stored: pl.DataFrame) -> pl.DataFrame:
+    """Rows of many episodes, as many of each run as runs.parquet says; none in packs from before there were any."""
+    path = folder / f"{LONG_TABLE}.parquet"
+    rows = read_frame(path).select("run", *LONG_EPISODES) if path.exists() else pl.DataFrame(schema=EMPTY)
+    counts = dict(rows.group_by("run").len().iter_rows())
+    known = dict(stored.select("id", "long_episodes").iter_rows()) if "long_episodes" in stored.columns else {}
+    if counts != {run: count for run, count in known.items() if count}:
+        raise StudyError(f"{path.name} in {folder} does not have the episodes this study was packed with.")
+    return rows.cast(EMPTY)  # type: ignore[arg-type]
 
 
 def _runs(records: StudyRecords, study: str) -> pl.DataFrame:
@@ -109,7 +129,11 @@ def _runs(records: StudyRecords, study: str) -> pl.DataFrame:
         texts.setdefault(problem.run, []).append((problem.kind, problem.sentence))
     problems = [json.dumps(texts.get(run, [])) for run in records.runs["id"]]
     columns = records.runs.select("id", "state", "protocol", *PROVENANCE)
-    return columns.with_columns(problems=pl.Series(problems, dtype=pl.String), study=pl.lit(study))
+    counts = dict(records.long.group_by("run").len().iter_rows())
+    many = pl.Series([counts.get(run, 0) for run in records.runs["id"]], dtype=pl.Int64)
+    return columns.with_columns(
+        problems=pl.Series(problems, dtype=pl.String), long_episodes=many, study=pl.lit(study)
+    )
 
 
 def _digest_text(payload: bytes) -> str:

@@ -175,7 +175,7 @@ def _plot(*, paper: bool, ours: bool) -> str:
 
 
 def _table(table: Table) -> str:
-    title = html.escape(table.name.replace("_", " ").capitalize())
+    title = html.escape(table.title or table.name.replace("_", " ").capitalize())
     head = "".join(f"<th{_numeric(table, i)}>{html.escape(name)}</th>" for i, name in enumerate(table.header))
     body, above = [], ""
     for number, row in enumerate(table.rows):

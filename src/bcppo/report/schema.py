@@ -11,6 +11,12 @@ EVALUATIONS = {
 }  # fmt: skip
 """One row an evaluation episode: cost_rate is the mean cost per step, native_cost and boundary_hits are sums."""
 
+LONG_EPISODES = {
+    "episode_seed": pl.Int64, "episode_return": pl.Float64, "cost_rate": pl.Float64, "native_cost": pl.Float64,
+    "boundary_hits": pl.Float64, "length": pl.Int64, "policy": pl.String, "simulators": pl.String,
+}  # fmt: skip
+"""One row an episode of the long evaluation of a run's policy; `policy` tells the file it was made of from others."""
+
 PROGRESS = {
     "update": pl.Int64, "step": pl.Int64, "episode_return": pl.Float64, "episode_cost_rate": pl.Float64,
     "cost_cvar95": pl.Float64, "mean_cost": pl.Float64, "sigma_c": pl.Float64, "multiplier": pl.Float64,

@@ -17,6 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import trim_mean
 
+from bcppo.config import EVAL_FIRST_SEED
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.report.load import StudyRecords
 from bcppo.report.names import COMPARATORS, aside
@@ -42,21 +43,37 @@ class Statistics:
     """One row a cell of the study: seeds, expected, and of each metric m: m, m_std, m_low, m_high; IQMs."""
     comparisons: pl.DataFrame
     """BCPPO against each other method of a task; see `compare`."""
+    long: LongTails | None = None
+    """The same of many more episodes, where runs were evaluated on them."""
+
+
+@dataclass(frozen=True)
+class LongTails:
+    """What many more episodes of the same policies say of their tails, beside the final evaluations of those runs."""
+
+    episodes: int
+    """Of each run: the number most runs have; more are left away, and a run with fewer takes no part."""
+    runs: pl.DataFrame
+    """One row a run that has them: CELL, seed, limit_rate; cost and cvar95 by its final evaluation, many_… by many."""
+    cells: pl.DataFrame
+    """One row a cell: seeds, expected; of cvar95 and many_cvar95 mean, _std, _low, _high; absent, the other runs."""
 
 
 def statistics(records: StudyRecords, draws: int = DRAWS) -> Statistics:
     runs = run_metrics(records)
-    return Statistics(runs, cell_statistics(records, runs, draws), compare(runs, draws))
+    long = long_tails(records, runs, draws)
+    return Statistics(runs, cell_statistics(records, runs, draws), compare(runs, draws), long)
 
 
 # --- runs ---
 
 
-def run_metrics(records: StudyRecords) -> pl.DataFrame:
-    """The protocol's metrics of each usable run, from its final evaluation episodes."""
+def run_metrics(records: StudyRecords, episodes: pl.DataFrame | None = None) -> pl.DataFrame:
+    """The protocol's metrics of each usable run, from its final evaluation episodes, or from others of it."""
     shares = records.progress.group_by("run").agg(positive_share=pl.col("multiplier_positive_share").last())
     columns = ["episode_return", "cost_rate", "native_cost", "length"]
-    by_run = records.episodes.group_by("run", maintain_order=True).agg(columns)
+    episodes = records.episodes if episodes is None else episodes
+    by_run = episodes.group_by("run", maintain_order=True).agg(columns)
     runs = records.runs.filter("usable").select(*CELL, "seed", "limit_rate", "paper", run="id")
     table = runs.join(by_run, on="run", how="inner", maintain_order="left").join(shares, on="run", how="left")
     metrics = [_metrics(row) for row in table.iter_rows(named=True)]
@@ -85,9 +102,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def meets_mean_not_tail(runs: pl.DataFrame) -> pl.DataFrame:
+def meets_mean_not_tail(runs: pl.DataFrame, prefix: str = "") -> pl.DataFrame:
     """Runs whose mean cost is within the limit while their CVaR@95 exceeds it."""
-    return runs.filter((pl.col("cost") <= pl.col("limit_rate")) & (pl.col("cvar95") > pl.col("limit_rate")))
+    cost, tail, limit = pl.col(f"{prefix}cost"), pl.col(f"{prefix}cvar95"), pl.col("limit_rate")
+    return runs.filter((cost <= limit) & (tail > limit))
 
 
 # --- cells ---
@@ -142,6 +160,43 @@ def bootstrap_interval(
 def interquartile_mean(values: Array) -> float:
     """The mean of the middle half: a quarter of the values, rounded down, is left out at either end."""
     return float(trim_mean(values, 0.25))
+
+
+# --- many more episodes ---
+
+MANY = "many_"
+"""Before the name of a metric: from a run's many episodes."""
+
+
+def long_tails(records: StudyRecords, runs: pl.DataFrame, draws: int = DRAWS) -> LongTails | None:
+    """CVaR@95 of runs by their many episodes and by their final evaluation, and of cells over training seeds.
+
+    The resampled seeds are the same for both. None where no run has many episodes.
+    """
+    counts = records.long.group_by("run").len()
+    if not counts.height:
+        return None
+    often = counts.group_by("len").len("runs").sort("runs", "len", descending=True)
+    episodes = int(often["len"][0])
+    enough = counts.filter(pl.col("len") >= episodes).select("run")
+    rows = records.long.join(enough, on="run", how="semi", maintain_order="left")
+    rows = rows.filter(pl.col("episode_seed") < EVAL_FIRST_SEED + episodes)
+    many = run_metrics(records, rows).select("run", many_cost="cost", many_cvar95="cvar95")
+    both = runs.join(many, on="run", how="inner", maintain_order="left")
+    keys = records.runs.select(CELL).unique(maintain_order=True).rows()
+    cells = pl.DataFrame([_long_cell(records, both, key, draws) for key in keys], infer_schema_length=None)
+    return LongTails(episodes, both, cells)
+
+
+def _long_cell(records: StudyRecords, runs: pl.DataFrame, key: tuple[str, ...], draws: int) -> dict[str, Any]:
+    here = [pl.col(name) == value for name, value in zip(CELL, key)]
+    own, listed = runs.filter(*here).sort("seed"), records.runs.filter(*here)
+    row: dict[str, Any] = dict(zip(CELL, key)) | {"seeds": own.height}
+    row["expected"] = records.expected_seeds(*key[:2])
+    row["absent"] = listed.filter(~pl.col("id").is_in(own["run"].to_list())).sort("seed")["id"].to_list()
+    for metric in ("cvar95", f"{MANY}cvar95"):
+        row |= _summary(metric, own[metric].to_numpy(), generator(*key), draws)
+    return row
 
 
 # --- comparisons ---

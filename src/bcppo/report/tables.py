@@ -6,69 +6,20 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import polars as pl
 
 from bcppo.report.entries import ABLATION, MAIN
 from bcppo.report.load import StudyRecords
+from bcppo.report.long_table import long_table
 from bcppo.report.names import METHODS, OURS, TASKS, aside, in_order, label, task_label, variant_key
 from bcppo.report.paper_tables import paper_value
 from bcppo.report.stats import Statistics, with_frontier
+from bcppo.report.table import Table, Value, mark
 
 MAIN_METRICS = {"return": "Return", "cost": "Cost", "cvar95": "CVaR@95"}
 MORE_METRICS = {"safety_rate": "Safety Rate", "worst_gap": "Worst Gap", "positive_share": "λ>0 share"}
-ABSENT = "–"
-
-
-@dataclass(frozen=True)
-class Value:
-    """A number of a table with its spread, or nothing and the reason."""
-
-    mean: float | None
-    std: float | None = None
-    digits: int = 3
-    bold: bool = False
-    note: str = ""
-    interval: tuple[float | None, float | None] | None = None
-    """Given in place of a spread."""
-
-    @property
-    def text(self) -> str:
-        if self.mean is None:
-            return ABSENT
-        text = f"{self.mean:.{self.digits}f}"
-        if self.interval is not None:
-            low, high = (ABSENT if end is None else f"{end:.{self.digits}f}" for end in self.interval)
-            text += f" [{low}, {high}]"
-        elif self.std is not None:
-            text += f" ± {self.std:.{self.digits}f}"
-        return text.replace("-", "−")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts and values under a header; a rule is drawn after every row whose number is in `rules`."""
-
-    name: str
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str | Value, ...], ...]
-    rules: tuple[int, ...] = ()
-
-    @property
-    def notes(self) -> list[str]:
-        """The distinct notes of the cells; their marks are a, b, c, … in this order."""
-        values = [cell.note for row in self.rows for cell in row if isinstance(cell, Value) and cell.note]
-        return list(dict.fromkeys(values))
-
-    def mark(self, cell: str | Value) -> str:
-        return mark(self.notes.index(cell.note)) if isinstance(cell, Value) and cell.note else ""
-
-
-def mark(number: int) -> str:
-    """a … z, aa, ab, …"""
-    return (mark(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
 
 
 # --- which tables ---
@@ -92,6 +43,7 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
     ours = pl.col("method") == OURS
     tables += _comparisons("comparisons", _COMPARED_CAPTION, stats.comparisons.filter(~ours), records)
     tables += _comparisons("disagreement", _OURS_CAPTION, stats.comparisons.filter(ours), records)
+    tables += long_table(records, stats)
     variants = cells.variants()
     if variants:
         whole = [(method, "") for method in cells.methods() if method in {method for method, _ in variants}]

@@ -5,4 +5,5 @@ folder.py   a study's folder: what is there of it         status.py  how far it 
 engine.py   what is missing → an engine → retries         child.py   the process in which a run takes place
 local.py    an engine: processes on this machine          ray_cluster.py  an engine: tasks on a Ray cluster
 commands.py `bcppo study …`                               diagnostics.py  the study `diagnostics` of runs
+outcome.py  how a process says what came of a run          evaluate.py, evaluator.py  many more episodes of each run
 """

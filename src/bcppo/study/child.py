@@ -12,39 +12,26 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bcppo.errors import BcppoError
 from bcppo.records import FolderBusy
 from bcppo.study.folder import StudyFolder
+from bcppo.study.outcome import Outcome, answer, attempted
 from bcppo.study.plan import Entry, Group
 
 PATIENCE = 120.0
 """Seconds a run waits for its folder's lock: a process on a node that died may take a while to be gone."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt at a run ended."""
-
-    run: str
-    error: str
-    """One sentence, or empty where it went well."""
-    seconds: float
-
-
 # --- from outside ---
 
 
 class Child:
-    """A child process at work on a group of runs."""
+    """A child process at work on a group of runs: `command` is a Python module and what stands before the folder."""
 
-    def __init__(self, folder: Path, group: Group) -> None:
+    def __init__(self, folder: Path, group: Group, command: Sequence[str] = ("bcppo.study.child",)) -> None:
         self.group = group
         self._began = time.perf_counter()
         beside = folder / "runs"
@@ -54,7 +41,7 @@ class Child:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bcppo.study.child", str(folder), *group],
+                [sys.executable, "-m", *command, str(folder), *group],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
                 start_new_session=True,  # an interrupt from the keyboard is for whoever started it
             )  # fmt: skip
@@ -108,13 +95,7 @@ def _death(code: int, log: Path) -> str:
 
 
 def main(folder: str, group: Group) -> None:
-    # What an environment prints must not get between the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    for outcome in _outcomes(StudyFolder(folder), group):
-        print(json.dumps(asdict(outcome)), file=answers, flush=True)
+    answer(_outcomes(StudyFolder(folder), group))
 
 
 def _outcomes(study: StudyFolder, group: Group) -> Iterator[Outcome]:
@@ -128,16 +109,8 @@ def _outcomes(study: StudyFolder, group: Group) -> Iterator[Outcome]:
 
 
 def attempt(study: StudyFolder, name: str) -> Outcome:
-    """Work on a run to its end. An error that is no `BcppoError` also leaves its traceback in the log."""
-    began, sentence = time.perf_counter(), ""
-    try:
-        _train(study, study.study().by_id[name])
-    except BcppoError as error:
-        sentence = str(error)
-    except Exception as error:
-        traceback.print_exc()
-        sentence = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return Outcome(name, sentence, time.perf_counter() - began)
+    """Work on a run to its end."""
+    return attempted(name, lambda: _train(study, study.study().by_id[name]))
 
 
 def _train(study: StudyFolder, entry: Entry) -> None:
@@ -158,12 +131,6 @@ def _train(study: StudyFolder, entry: Entry) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-
-
-def _end_with_parent() -> None:
-    """A hard end is a clean one here: files are moved into place whole, and environments' processes end with this."""
-    os.read(0, 1)  # not sys.stdin: its lock, held here, would end the interpreter with a complaint
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from selectors import EVENT_READ, DefaultSelector
 
 from bcppo.errors import ConfigError
@@ -12,17 +13,19 @@ from bcppo.study.plan import Group
 
 
 class LocalEngine:
-    """As many child processes at once as there are workers."""
+    """As many child processes at once as there are workers; `command` is what `Child` takes."""
 
-    def __init__(self, folder: StudyFolder, workers: int | None = None) -> None:
+    def __init__(
+        self, folder: StudyFolder, workers: int | None = None, command: Sequence[str] = ("bcppo.study.child",)
+    ) -> None:
         self.places = workers if workers is not None else _cores()
         if self.places < 1:
             raise ConfigError(f"workers must be at least 1, but {workers} was given.")
-        self._folder = folder.path
+        self._folder, self._command = folder.path, command
         self._children: list[Child] = []
 
     def start(self, group: Group) -> None:
-        self._children.append(Child(self._folder, group))
+        self._children.append(Child(self._folder, group, self._command))
 
     def wait(self) -> list[tuple[Group, list[Outcome]]]:
         with DefaultSelector() as selector:

@@ -159,7 +159,7 @@ def find_study(
     Seeds replace a named study's own; of a file, they pick those runs that have them.
     """
     if name.endswith(".json"):
-        study = _part(read_study(Path(name)), {"task": tasks, "method": methods, "seed": seeds})
+        study = part_of(read_study(Path(name)), {"task": tasks, "method": methods, "seed": seeds})
     elif name not in DESIGNS:
         error = unknown_name("study", name, DESIGNS)
         raise StudyError(f"{error} A study of your own is a path that ends in .json.")
@@ -199,7 +199,7 @@ def _narrow(
     )
 
 
-def _part(study: Study, wanted: Mapping[str, Sequence | None]) -> Study:
+def part_of(study: Study, wanted: Mapping[str, Sequence | None]) -> Study:
     """The runs of a study that have the wanted values."""
     runs = [(entry, entry.to_json()) for entry in study.runs]
     for name, values in wanted.items():
