@@ -64,6 +64,7 @@ KINDS = {
     "fleet": flags.Fleet, "resume": flags.Resume, "evaluate": flags.Evaluate, "suggest-limit": flags.SuggestLimit,
     "report": flags.Report, "pack": flags.Pack, "diagnose": flags.Diagnose, "export": flags.Export, "play": flags.Play,
     "keep": flags.Keep, "study run": commands._Run, "study status": commands._Status,
+    "study evaluate": commands._Evaluate,
 }  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def printed_commands() -> list[str]:
     texts = [page.read_text(encoding="utf-8") for page in PAGES]
     found = [line for text in texts for line in re.findall(r"^(?:\S+/run -m )?(bcppo [a-z].*)$", text, re.MULTILINE)]
     found += [line for text in texts for line in re.findall(r"`(bcppo [a-z][^`…]*?)`", text) if " --" in line]
-    found += re.findall(r"  (bcppo [a-z].*)$", cli.USAGE, re.MULTILINE)
+    found += re.findall(r"  (bcppo [a-z].*)$", cli.USAGE + commands.USAGE, re.MULTILINE)
     return sorted({" ".join(re.sub(r"\s{2,}#.*", "", line).split()) for line in found})
 
 

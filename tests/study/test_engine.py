@@ -141,6 +141,7 @@ def test_local_processes_run_a_study_and_status_tells_how_it_went(tmp_path: Path
         (["run", "smoke", "--out", "{out}", "--address", "auto"], "--address is for --engine ray"),
         (["run", "{out}/none.json", "--out", "{out}"], "cannot be read"),
         (["status", "{out}"], "holds no study"),
+        (["evaluate", "{out}"], "holds no study"),
         (["stauts", "{out}"], "Did you mean 'study status'"),
         (["list", "now"], "takes no arguments"),
     ],

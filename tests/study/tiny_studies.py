@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ HOPPER = {
 
 MENDED = "BCPPO_TEST_MENDED"
 """The environment variable with the path of a file: while that is not there, `broken` goes wrong."""
+
+
+GATE = "BCPPO_TEST_GATE"
+"""The environment variable with the path of a file: while that is not there, `gated` waits in an evaluation episode."""
 
 
 def tiny_run(task: str = "tiny_cmdp:make", method: str = "bcppo", seed: int = 0, **settings: Any) -> dict[str, Any]:
@@ -93,3 +98,20 @@ def broken() -> gymnasium.Env:
             raise RuntimeError("the gripper fell off")
 
     return BrokenAfter(TinyCMDP(), 30, wrong)
+
+
+class Gated(gymnasium.Wrapper):
+    """Waits in the episode of seed 10007 until its gate is open, and leaves word beside the gate that it does."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed == 10_007 and GATE in os.environ:
+            gate = Path(os.environ[GATE])
+            gate.with_name("reached").write_text("")
+            while not gate.exists():
+                time.sleep(0.005)
+        return self.env.reset(seed=seed, options=options)
+
+
+def gated() -> gymnasium.Env:
+    """For runs that name their task 'tiny_studies:gated'."""
+    return Gated(TinyCMDP())

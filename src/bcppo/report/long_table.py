@@ -37,9 +37,9 @@ def _caption(long: LongTails, few: str) -> str:
     return (
         f"CVaR@95 (per step; lower is better) of each policy from {long.episodes} evaluation episodes, reset with "
         "seeds 10000 upwards, deterministic actions: mean ± sample standard deviation over training seeds, and mean "
-        "[95 % percentile bootstrap interval over training seeds, 10,000 seeded draws]. Beside it the same runs' CVaR@95 "
-        f"from their final evaluation ({few}), which of 20 episodes is the worst one. Mean met, tail not: runs whose "
-        "Cost is within the limit while their CVaR@95 exceeds it, both from that many episodes."
+        "[95 % percentile bootstrap interval over training seeds, 10,000 seeded draws]. Beside it the same runs' "
+        f"CVaR@95 from their final evaluation ({few}), which of 20 episodes is the worst one. Mean met, tail not: "
+        "runs whose Cost is within the limit while their CVaR@95 exceeds it, both from that many episodes."
     )
 
 
