@@ -225,9 +225,13 @@ class Stack:
         out, _ = _Networks.apply(x, self.flat if flat is None else flat, self)
         return out
 
-    def arrays(self, run: int) -> dict[str, np.ndarray]:
-        """A copy of one run's parameters as NumPy arrays, without the padding."""
-        row = self.flat.detach()[run : run + 1].clone().cpu()
+    def copy_to_host(self) -> Tensor:
+        """A copy of `flat`, for `arrays`."""
+        return self.flat.detach().to("cpu", copy=True)
+
+    def arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
+        """A copy of one run's parameters as NumPy arrays, without the padding; from `stored`, where that was made."""
+        row = (self.flat.detach() if stored is None else stored)[run : run + 1].clone().cpu()
         return {name: tensor[0].numpy().copy() for name, tensor in self.unpadded(row).items()}
 
 
@@ -249,8 +253,8 @@ class SquashedPolicy(Stack):
         out = self(observation).squeeze(1)
         return out[..., : self.width], out[..., self.width :].clamp(*LOG_STD_BOUNDS)
 
-    def arrays(self, run: int) -> dict[str, np.ndarray]:
-        arrays = {name: array[0] for name, array in super().arrays(run).items()}
+    def arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
+        arrays = {name: array[0] for name, array in super().arrays(run, stored).items()}
         return arrays | {"log_std_bounds": np.array(LOG_STD_BOUNDS, np.float32)}
 
 
@@ -299,8 +303,8 @@ class GaussianPolicy(Stack):
         """[R, act], as a number: `distribution` has the one to differentiate."""
         return self.parameters["log_std"][:, : self.sizes[-1]]
 
-    def arrays(self, run: int) -> dict[str, np.ndarray]:
-        return {name: a if name == "log_std" else a[0] for name, a in super().arrays(run).items()}
+    def arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
+        return {name: a if name == "log_std" else a[0] for name, a in super().arrays(run, stored).items()}
 
 
 class Adam:

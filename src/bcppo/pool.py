@@ -62,6 +62,7 @@ class Worker:
         # Nameless, so that nothing is left behind however the processes end.
         self._file = tempfile.TemporaryFile(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)  # noqa: SIM115
         self._memory: mmap.mmap | None = None
+        self._views: dict[int, tuple[Places, Arrays]] = {}
         self._used = self.deaths = 0  # deaths since it last answered
         self._reviving = False
         self._looked = 0.0
@@ -167,11 +168,16 @@ class Worker:
             self._used += size + -size % _ALIGNMENT
         self._file.truncate(self._used)
         self._memory = mmap.mmap(self._file.fileno(), self._used)
+        self._views.clear()
         return places
 
     def arrays(self, places: Places) -> Arrays:
+        """Views of places; made once, until there is more memory."""
         assert self._memory is not None
-        return shared_arrays(self._memory, places)
+        kept = self._views.get(id(places))
+        if kept is None:
+            kept = self._views[id(places)] = places, shared_arrays(self._memory, places)
+        return dict(kept[1])
 
     def close(self) -> None:
         self._end()

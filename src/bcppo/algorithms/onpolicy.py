@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
-from bcppo.algorithms.repeated import Metrics, Repeated
+from bcppo.algorithms.repeated import Metrics, Repeated, total
 from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
@@ -212,9 +212,9 @@ class OnPolicy:
         chosen = [c.normalize_observations for c in self.configs]
         self.controller = self.controller._replace(**absorb(Seen(*self.controller[-3:]), observation, chosen)._asdict())
 
-    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+    def policy_arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
         """What collects and is deployed: the policy, and how it normalises what it sees."""
-        arrays = self.policy.arrays(run)
+        arrays = self.policy.arrays(run, stored)
         if self.configs[run].normalize_observations:
             arrays |= policy_normalization(*self._normalization(), run)
         return arrays
@@ -330,7 +330,7 @@ class Tally:
         """An epoch's, [K, R]."""
         going = torch.tensor(active, device=self._counts.device)
         for name, values in minibatches.items():
-            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, values.double().sum(0), 0.0)
+            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, total(values.double()), 0.0)
         self._counts += going * len(values)
 
     def means(self) -> Metrics:

@@ -313,9 +313,9 @@ class WCSAC:
             "gradient_steps": torch.tensor(self._policy_optimizer.steps, device=self.device),
         }
 
-    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+    def policy_arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
         """What collects and is deployed."""
-        return self.policy.arrays(run)
+        return self.policy.arrays(run, stored)
 
     def optimizers(self) -> dict[str, Adam]:
         """In the order in which an update goes through them."""
