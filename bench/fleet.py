@@ -300,8 +300,8 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
             shares = " / ".join(f"{row['rate'] / raw:.2f}" for raw in (before, after, visited, loop))
             print(
                 f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {loop:,.0f} "
-                f"| {shares} | {row['seconds_per_million']:,.0f} | {row['gpu_utilisation']:.0f} | {row['gpu_megabytes']:,.0f} "
-                f"| {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
+                f"| {shares} | {row['seconds_per_million']:,.0f} | {row['gpu_utilisation']:.0f} "
+                f"| {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
                 flush=True,
             )
     return rows
