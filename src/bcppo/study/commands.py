@@ -24,6 +24,7 @@ USAGE = """usage: bcppo study COMMAND …
   list       the named studies
   run        run what is missing of a study      bcppo study run main --out runs/main --workers 8
   status     how far a study is                  bcppo study status runs/main
+  gather     put pieces of a study together      bcppo study gather runs/piece1 runs/piece2 --out runs/main
 
 `bcppo study COMMAND --help` says more. A study of your own: bcppo study run my-study.json --out runs/mine"""
 
@@ -75,9 +76,22 @@ class _Status:
     """The study's folder."""
 
 
+@dataclass(frozen=True)
+class _Gather:
+    """Copy the finished runs of pieces of a study, run apart with --tasks, --methods or --seeds, into one study folder.
+
+    Pieces that hold different results of one run are refused: nothing is picked.
+    """
+
+    pieces: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Study folders."""
+    out: Path
+    """The study folder to put them into: a new one, or one that has some of the runs already."""
+
+
 def study(arguments: list[str]) -> None:
     """`bcppo study …`"""
-    commands = {"list": _list, "run": _run, "status": _status}
+    commands = {"list": _list, "run": _run, "status": _status, "gather": _gather}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return
@@ -176,6 +190,16 @@ def _status(arguments: list[str]) -> None:
     folder = StudyFolder(options.folder)
     for table in tables(folder, look(folder)):
         _print(table)
+
+
+def _gather(arguments: list[str]) -> None:
+    from bcppo.study.gather import gather
+
+    options = parse(_Gather, arguments, "bcppo study gather")
+    if not options.pieces:
+        raise ConfigError("Name the study folders to gather.")
+    _, new = gather(options.pieces, options.out)
+    _say(f"{len(new)} runs are new in {options.out}: {summary(look(StudyFolder(options.out)))}")
 
 
 def _say(sentence: str) -> None:
