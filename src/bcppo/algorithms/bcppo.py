@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.ppo import NoSignal
@@ -30,7 +31,7 @@ from bcppo.math.surrogate import (
     hybrid_advantage,
     masked_td_loss,
 )
-from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.nets import GaussianPolicy, Stack
 from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.repeated import Metrics, Repeated, total
@@ -22,7 +23,7 @@ from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
 from bcppo.math.trust_region import gaussian_kl
-from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.nets import GaussianPolicy, Stack
 from bcppo.streams import Streams
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")

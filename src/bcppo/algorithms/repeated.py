@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcppo.nets import Adam, capture
+from bcppo.adam import Adam
+from bcppo.nets import capture
 
 Metrics = dict[str, Tensor]
 """Name → [R], or of several minibatches [K, R]."""
