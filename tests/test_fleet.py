@@ -60,7 +60,7 @@ def test_a_run_of_a_fleet_equals_the_run_alone(stacked: bool, alone: dict[str, d
     folders = train_fleet(runs, out=tmp_path, workers=2, stacked=stacked)
     check(folders, alone)
     found = read_json(folders[0] / "provenance.json")["fleet"]
-    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2}
+    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2, "apart": False}
 
 
 def test_a_fleet_that_learns_from_stored_transitions_equals_its_runs_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from bcppo.watch import FleetWatch
 
 
 class FleetEngine:
-    """Groups wait until all are there, and are then trained together; runs that differ in their seed only share a stack.
+    """Groups wait until all are there, and are then trained together; runs that differ only in their seed are stacked.
 
     So a cell of a table comes out the same whether it is trained with the others or again by itself.
     """
