@@ -3,8 +3,10 @@
 Fleets of growing size are trained for some updates, the first of which are not counted: environment steps a second of
 all runs together, seconds for a million steps of every run, the GPU's utilisation and memory, and the resident memory
 of learner and workers. Beside each, the raw rate: one process a worker, all at once, each doing nothing but the physics
-of that task's steps. Contacts make physics slower, and a policy chooses its contacts, so it is measured on random
-actions (before the fleet and after it: machines are noisy) and at the states which the fleet's final policies visit.
+of that task's steps. Contacts make physics slower, and a policy chooses its contacts, so it is measured at the states
+of random actions (before the fleet and after it: machines are noisy), at those which the fleet's final policies visit,
+and as a bare loop, MuJoCo left to itself under random controls. Nobody moves Button's gremlins in that: they come to
+lie on the floor, and their contacts make it slower than any episode.
 `--json` keeps the rows, `--plot` draws cost against growth. On a GPU fleets are stacked; on the CPU each run has a
 process.
 """
@@ -34,7 +36,7 @@ def raw_child(task: str, seconds: float, policy: str) -> None:
     """(Steps, seconds) of bare physics at the states a policy visits, begun when a line comes in.
 
     Ten mj_step and one mj_forward for the navigation tasks, Gymnasium's frame skip for the others; `policy` is a run's
-    file, or '-' for actions drawn uniformly. The states are visited first; only MuJoCo is timed.
+    file, or '-' for actions drawn uniformly, or 'loop' for a bare loop. States are visited first; only MuJoCo is timed.
     """
     import mujoco
 
@@ -44,14 +46,16 @@ def raw_child(task: str, seconds: float, policy: str) -> None:
     base = env.unwrapped
     model, data, frames = base.model, base.data, getattr(base, "frame_skip", 10)
     forward = task not in ("hopper", "ant")
-    moments = visits(env, policy)
+    bare = policy == "loop"
+    moments = visits(env, "-" if bare else policy)
+    env.reset(seed=os.getpid())
     arrays = [getattr(data, name) for name in STATE]
     print("ready", flush=True)
     sys.stdin.readline()
     count, spent, end = 0, 0.0, perf_counter() + seconds
     while perf_counter() < end:
         control, values = moments[count % len(moments)]
-        for array, value in zip(arrays, values):
+        for array, value in zip(arrays, () if bare else values):
             array[:] = value
         data.ctrl[:] = control
         start = perf_counter()
@@ -197,16 +201,19 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         policies = [str(one / "policy.safetensors") for one in folders]
         visited = raw_rate(task, options.workers, options.raw_seconds, policies)
         after = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        loop = raw_rate(task, options.workers, options.raw_seconds, ["loop"])
     # From the moment every run has been through its first updates until the first run is through with its last.
     skip = 1 if updates > 2 else 0
     begin = max(marks[skip][0] for marks in clock.marks.values())
     end = min(marks[-1][0] for marks in clock.marks.values())
+    if end <= begin:
+        sys.exit("Some runs were over before others had begun: ask for more --updates.")
     counted = sum(_steps_at(marks, end) - _steps_at(marks, begin) for marks in clock.marks.values())
     rate = counted / max(end - begin, 1e-9)
     busy = [value for value in meter.samples if value > 0] if cuda else []
     return {
         "method": method, "task": task, "runs": count, "rate": rate, "seconds_per_million": 1e6 * count / rate,
-        "raw_random": [before, after], "raw_visited": visited,
+        "raw_random": [before, after], "raw_visited": visited, "raw_loop": loop,
         "gpu_utilisation": statistics.mean(busy) if busy else float("nan"),
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
         "resident_megabytes": clock.megabytes, "workers": options.workers, "measured_seconds": end - begin,
@@ -283,18 +290,18 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
     rows: list[dict] = []
     for task in options.tasks:
         print(f"\n{task}, {options.workers} workers; raw: physics alone, in steps/s, on the same cores\n", flush=True)
-        print("| runs | steps/s, all | raw, random actions (before, after) | raw, the runs' own states | share of each "
-              "| s per 10⁶ steps of all | GPU % | GPU MB | MB resident | window, s |")  # fmt: skip
-        print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+        print("| runs | steps/s, all | raw, random actions (before, after) | the runs' own states | bare loop "
+              "| share of each | s per 10⁶ steps of all | GPU % | GPU MB | MB resident | window, s |")  # fmt: skip
+        print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
         for count in options.runs:
             row = measure(options.method, task, count, options.updates, options)
             rows.append(row)
-            (before, after), visited = row["raw_random"], row["raw_visited"]
-            shares = " / ".join(f"{row['rate'] / raw:.2f}" for raw in (before, after, visited))
+            (before, after), visited, loop = row["raw_random"], row["raw_visited"], row["raw_loop"]
+            shares = " / ".join(f"{row['rate'] / raw:.2f}" for raw in (before, after, visited, loop))
             print(
-                f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {shares} "
-                f"| {row['seconds_per_million']:,.0f} | {row['gpu_utilisation']:.0f} | {row['gpu_megabytes']:,.0f} "
-                f"| {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
+                f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {loop:,.0f} "
+                f"| {shares} | {row['seconds_per_million']:,.0f} | {row['gpu_utilisation']:.0f} "
+                f"| {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
                 flush=True,
             )
     return rows

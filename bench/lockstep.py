@@ -14,7 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from bcppo.policy import HeadPolicy
-from bcppo.pool import RemoteCollector, Worker, crowded
+from bcppo.pool import Worker, crowded
+from bcppo.remote import RemoteCollector
 from bcppo.rollout import Collector, Rollout
 from bcppo.worker import environment_factory
 

@@ -20,6 +20,7 @@ from bcppo.fleet import name_runs, train_fleet, vary
 from bcppo.pool import Worker
 from bcppo.records import RunFolder, read_json
 from bcppo.run import Run, make_config, resume, train
+from bcppo.training import Trainer
 from bcppo.watch import FleetWatch
 
 SMALL = {
@@ -59,7 +60,7 @@ def test_a_run_of_a_fleet_equals_the_run_alone(stacked: bool, alone: dict[str, d
     folders = train_fleet(runs, out=tmp_path, workers=2, stacked=stacked)
     check(folders, alone)
     found = read_json(folders[0] / "provenance.json")["fleet"]
-    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2}
+    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2, "apart": False}
 
 
 def test_a_fleet_that_learns_from_stored_transitions_equals_its_runs_alone(tmp_path: Path) -> None:
@@ -145,6 +146,25 @@ def test_a_fleet_goes_on_alone_or_in_another_fleet(alone: dict[str, dict], tmp_p
     check(train_fleet(runs[:2], out=tmp_path, workers=1, stacked=True, watch=seen), alone)
     assert min(seen.steps) > 128, "it began anew instead of going on"  # checkpoints are every 128 steps
     check(train_fleet(runs, out=tmp_path, workers=2, stacked=False), alone)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_runs_of_one_protocol_can_be_kept_apart_from_others(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[list[tuple[float, int]]] = []
+    restore = Trainer.restore
+
+    def noting(self: Trainer) -> bool:
+        stacks.append(sorted((run.config.beta, run.config.seed) for run in self.runs))
+        return restore(self)
+
+    monkeypatch.setattr(Trainer, "restore", noting)
+    runs = [small("bcppo", seed, beta=beta, steps=128) for beta in (0.1, 0.2) for seed in (0, 1)]
+    folders = train_fleet(runs, out=tmp_path, workers=1, stacked=True, apart=apart)
+    by_protocol = [[(0.1, 0), (0.1, 1)], [(0.2, 0), (0.2, 1)]]
+    assert (sorted(stacks) == by_protocol) == apart
+    assert read_json(folders[0] / "provenance.json")["fleet"]["apart"] is apart
 
 
 def test_a_run_that_diverges_leaves_the_others_of_its_stack_as_they_would_be(

@@ -14,7 +14,8 @@ from test_kill import results
 from bcppo.errors import BcppoError, Diverged
 from bcppo.fleet import train_fleet
 from bcppo.policy import NumpyPolicy, Sampler, UniformPolicy
-from bcppo.pool import RemoteCollector, Worker
+from bcppo.pool import Worker
+from bcppo.remote import RemoteCollector
 from bcppo.rollout import Collector, Rollout
 from bcppo.run import make_config, train
 from bcppo.worker import environment_factory

@@ -18,8 +18,8 @@ import bcppo
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.evaluation import evaluate, evaluate_policy, summarize
 from bcppo.math.cvar import conditional_value_at_risk
-from bcppo.pool import RemoteCollector
 from bcppo.records import RunFolder
+from bcppo.remote import RemoteCollector
 from bcppo.run import Run, make_config, resume, train
 from bcppo.settings import BCPPOConfig
 

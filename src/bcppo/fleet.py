@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
-from bcppo.config import NOT_PROTOCOL, RunConfig, text_of, to_json
+from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
@@ -66,6 +66,7 @@ def train_fleet(
     device: str = "auto",
     stacked: bool | None = None,
     worker_python: str | None = None,
+    apart: bool = False,
     tf32: bool = False,
     watch: FleetWatch | None = None,
 ) -> list[RunFolder]:
@@ -73,8 +74,10 @@ def train_fleet(
 
     `workers` processes simulate (two a core by default, or one where each trains a run). `stacked` asks for stacked
     learners (the default on a GPU) or for one process a run (the default on the CPU). `worker_python` is another
-    interpreter for the workers of stacked learners, such as one that has the paper's release of MuJoCo. A run that
-    fails says so in its folder and does not stop the others.
+    interpreter for the workers of stacked learners, such as one that has the paper's release of MuJoCo. `apart` stacks
+    runs of one protocol only: a GPU's rounding may depend on how many runs a stack has, and a protocol's seeds then
+    come out the same whatever else is in the fleet. A run that fails says so in its folder and does not stop the
+    others.
 
     >>> import bcppo, tempfile
     >>> configs = [("ppopid", bcppo.make_config("ppopid", "hopper", seed=seed, steps=1024)) for seed in (0, 1)]
@@ -92,7 +95,7 @@ def train_fleet(
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
     if worker_python and not stacked:
         raise ConfigError("worker_python is for the workers of stacked learners; without a GPU each run has a process.")
-    note: dict[str, Any] = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked}}
+    note: dict[str, Any] = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked, "apart": apart}}
     if worker_python:
         note["versions"] = _with_workers(versions(), worker_stack(worker_python))
     members = _prepare(runs, Path(out), names or name_runs(runs), where.type, note)
@@ -103,7 +106,7 @@ def train_fleet(
             train_in_lanes([member.folder.path for member in unfinished], count, watch)
         else:
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            _train_stacked(unfinished, count, worker_python, watch)
+            _train_stacked(unfinished, count, worker_python, watch, apart=apart)
     return [member.folder for member in members]
 
 
@@ -190,38 +193,41 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 # --- stacked learners ---
 
 
-def _train_stacked(members: Sequence[Member], count: int, python: str | None, watch: FleetWatch) -> None:
+def _train_stacked(
+    members: Sequence[Member], count: int, python: str | None, watch: FleetWatch, *, apart: bool
+) -> None:
     with ExitStack() as ends:
         for member in members:
             ends.enter_context(member.folder.locked())
         workers = [Worker(python) for _ in range(min(count, len(members)))]
         for worker in workers:
             ends.callback(worker.close)
-        fleet = _Fleet(workers, watch)
-        stacks = _stacks(fleet.settled([fleet.open(member) for member in members]))
+        fleet = _Fleet(workers, watch, apart=apart)
+        stacks = _stacks(fleet.settled([fleet.open(member) for member in members]), apart=apart)
         # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
-        if len(stacks) == 1 and not METHODS[members[0].method].off_policy:
+        if len(stacks) == 1 and not apart and not METHODS[members[0].method].off_policy:
             stacks = [part for first in range(TURNS) if (part := stacks[0][first::TURNS])]
         for stack in stacks:
             fleet.launch(stack)
         fleet.work()
 
 
-def _stacks(runs: Iterable[Run]) -> list[list[Run]]:
+def _stacks(runs: Iterable[Run], *, apart: bool) -> list[list[Run]]:
     """Runs that can share a learner."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
+        protocol = protocol_id(run.method, run.config) if apart else ""
         shape = [str(getattr(run.config, name, None)) for name in _SHAPING]
         bounds = [bound.tobytes() for bound in run.bounds]
-        groups.setdefault((run.method, run.widths, run.folder_step(), *shape, *bounds), []).append(run)
+        groups.setdefault((protocol, run.method, run.widths, run.folder_step(), *shape, *bounds), []).append(run)
     return list(groups.values())
 
 
 class _Fleet:
     """Stacks that take turns."""
 
-    def __init__(self, workers: Sequence[Worker], watch: FleetWatch) -> None:
-        self._workers, self._watch = workers, watch
+    def __init__(self, workers: Sequence[Worker], watch: FleetWatch, *, apart: bool) -> None:
+        self._workers, self._watch, self._apart = workers, watch, apart
         self._load = [0.0] * len(workers)
         self._at_work: dict[Iterator[Sequence[Any]], tuple[Trainer, Sequence[Any]]] = {}
 
@@ -285,5 +291,5 @@ class _Fleet:
         for run in rest:
             run.write_rows()
         again = [self.open(Member(run.method, run.config, run.folder)) for run in rest]
-        for stack in _stacks(again):
+        for stack in _stacks(again, apart=self._apart):
             self.launch(stack)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,21 +40,21 @@ class OnPolicyLoop:
     """Collect a rollout, update, forget it."""
 
     def __init__(
-        self, runs: Sequence[Run], learner: Any, policy: Callable[[int], NumpyPolicy], device: torch.device
+        self, runs: Sequence[Run], learner: Any, policies: Callable[[], list[NumpyPolicy]], device: torch.device
     ) -> None:
-        self._runs, self._learner, self._policy, self._device = runs, learner, policy, device
+        self._runs, self._learner, self._policies, self._device = runs, learner, policies, device
 
     def advance(self) -> Waiting:
         config: Any = self._runs[0].config
         before = perf_counter()
-        for index, run in enumerate(self._runs):
+        for run, policy in zip(self._runs, self._policies()):
             for collector in run.collectors:
-                collector.start(self._policy(index), config.rollout // config.num_envs)
+                collector.start(policy, config.rollout // config.num_envs)
         yield [collector for run in self._runs for collector in run.collectors]
         rollouts = [[_finish(collector, index) for collector in run.collectors] for index, run in enumerate(self._runs)]
         collected = perf_counter()
         batch = stack_rollouts(rollouts, *self._runs[0].bounds, self._device)
-        metrics = {name: values.double().cpu().numpy() for name, values in self._learner.update(batch).items()}
+        metrics = _fetch(self._learner.update(batch))
         return Advance(rollouts, metrics, True, {"collect": collected - before, "update": perf_counter() - collected})
 
     def notes(self, index: int) -> dict[str, str]:
@@ -66,6 +66,15 @@ class OnPolicyLoop:
 
     def finish(self, index: int) -> None:
         """A run is done: nothing will be resumed."""
+
+
+def _fetch(metrics: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Name → [R] float64; what lies on a device comes over at once."""
+    found = {name: values.double().numpy() for name, values in metrics.items() if values.device.type == "cpu"}
+    away = {name: values.double() for name, values in metrics.items() if name not in found}
+    if away:
+        found |= zip(away, torch.stack(list(away.values())).cpu().numpy())
+    return found
 
 
 def _finish(collector: Any, run: int) -> Rollout:
@@ -80,9 +89,9 @@ class OffPolicyLoop:
     """Step, store, update, for a window of steps; the window is what is recorded and checkpointed."""
 
     def __init__(
-        self, runs: Sequence[Run], learner: Any, policy: Callable[[int], NumpyPolicy], device: torch.device
+        self, runs: Sequence[Run], learner: Any, policies: Callable[[], list[NumpyPolicy]], device: torch.device
     ) -> None:
-        self._runs, self._learner, self._policy = runs, learner, policy
+        self._runs, self._learner, self._policies = runs, learner, policies
         # Elsewhere than on the CPU, weights stay on the device and the policies are asked there, all at once.
         self.overlap: Any = None if device.type == "cpu" else learner.overlapped()
         self._log_std_bounds = np.array(LOG_STD_BOUNDS, np.float32)
@@ -132,7 +141,7 @@ class OffPolicyLoop:
         for index, file in enumerate(self._files):
             for transition in window.transitions[:, index]:
                 file.add(transition)
-        metrics = {name: values.double().cpu().numpy() for name, values in self._learner.metrics().items()}
+        metrics = _fetch(self._learner.metrics())
         metrics["mean_cost"] = np.array([rollout.cost.mean() for rollout in window.rollouts])
         rollouts = [[rollout] for rollout in window.rollouts]
         return Advance(rollouts, metrics, learns, {"collect": collecting, "update": updating})
@@ -142,7 +151,7 @@ class OffPolicyLoop:
         if not learns:
             return [None] * len(collectors)
         if self.overlap is None:
-            return [self._policy(i).last_layer(collector.observation) for i, collector in enumerate(collectors)]
+            return [one.last_layer(collector.observation) for one, collector in zip(self._policies(), collectors)]
         if self.overlap.launched:
             return self.overlap.heads()
         return self._learner.heads(np.stack([collector.observation for collector in collectors]))

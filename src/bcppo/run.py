@@ -23,8 +23,9 @@ from bcppo.evaluation import CVAR_LEVEL
 from bcppo.kept import refuse_kept
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import NumpyPolicy
-from bcppo.pool import RemoteCollector, Worker
+from bcppo.pool import Worker
 from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
+from bcppo.remote import RemoteCollector
 from bcppo.rollout import Collector, MakeEnv, Rollout
 from bcppo.settings import make_preset
 from bcppo.streams import Streams

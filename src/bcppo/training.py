@@ -38,10 +38,15 @@ class Trainer:
         learner = METHODS[first.method].learner()
         self.learner = learner([run.config for run in runs], first.widths, [run.streams for run in runs], self.device)
         loop = OffPolicyLoop if METHODS[first.method].off_policy else OnPolicyLoop
-        self.loop: OffPolicyLoop | OnPolicyLoop = loop(runs, self.learner, self.policy, self.device)
+        self.loop: OffPolicyLoop | OnPolicyLoop = loop(runs, self.learner, self.policies, self.device)
 
     def policy(self, index: int) -> NumpyPolicy:
         return NumpyPolicy(self.learner.policy_arrays(index), *self.runs[index].bounds)
+
+    def policies(self) -> list[NumpyPolicy]:
+        """Of all runs, fetched from the device at once."""
+        stored = self.learner.policy.copy_to_host()
+        return [NumpyPolicy(self.learner.policy_arrays(i, stored), *run.bounds) for i, run in enumerate(self.runs)]
 
     def train(self) -> None:
         """To the end, from wherever the runs are."""

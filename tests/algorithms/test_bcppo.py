@@ -12,6 +12,7 @@ import torch
 from plain_bcppo import PlainBCPPO, learner_weights
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms import bcppo as module
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
@@ -20,7 +21,7 @@ from bcppo.math.bachelier import effective_beta, excess_factor, reference_level
 from bcppo.math.gae import gae
 from bcppo.math.pid import PidGains, pid_start, pid_step
 from bcppo.math.surrogate import clipped_surrogate, gaussian_log_prob, standardize
-from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.nets import GaussianPolicy, Stack
 from bcppo.settings import BCPPOConfig
 from bcppo.streams import Streams
 

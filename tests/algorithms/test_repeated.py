@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms import METHODS, repeated
 from bcppo.algorithms.batch import stack_rollouts
 from bcppo.algorithms.repeated import Repeated
-from bcppo.nets import Adam, Stack
+from bcppo.nets import Stack
 from bcppo.rollout import Rollout
 from bcppo.run import make_config
 from bcppo.streams import Streams

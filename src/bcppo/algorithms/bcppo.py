@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.ppo import NoSignal
-from bcppo.algorithms.repeated import Metrics, Repeated
+from bcppo.algorithms.repeated import Metrics, Repeated, total
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
 from bcppo.math.gae import Advantage, gae, td_target
@@ -30,7 +31,7 @@ from bcppo.math.surrogate import (
     hybrid_advantage,
     masked_td_loss,
 )
-from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.nets import GaussianPolicy, Stack
 from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 
@@ -168,8 +169,7 @@ class BCPPO:
         seen = self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
         if self._seen:
             self._seen = absorb(self._seen, observed, [True] * len(observed))
-        # In float64 sums of a few float32 numbers round alike, however many runs there are.
-        means = {name: values.double().sum(0) / len(values) for name, values in seen.items()}
+        means = {name: total(values) / len(values) for name, values in seen.items()}
         return means | self._controller_metrics(batch, terms)
 
     def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
@@ -272,9 +272,9 @@ class BCPPO:
         offset, scale = normalization(self._seen)
         return offset.to(self._device, torch.float32), scale.to(self._device, torch.float32)
 
-    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+    def policy_arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
         """What collects and is deployed: the policy, and where it normalises what it sees, how."""
-        arrays = self.policy.arrays(run)
+        arrays = self.policy.arrays(run, stored)
         return arrays | policy_normalization(*self._normalization(), run) if self._seen else arrays
 
     def memory(self) -> dict[str, Tensor]:

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
-from bcppo.algorithms.repeated import Metrics, Repeated
+from bcppo.algorithms.repeated import Metrics, Repeated, total
 from bcppo.errors import ConfigError
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
 from bcppo.math.trust_region import gaussian_kl
-from bcppo.nets import Adam, GaussianPolicy, Stack
+from bcppo.nets import GaussianPolicy, Stack
 from bcppo.streams import Streams
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
@@ -212,9 +213,9 @@ class OnPolicy:
         chosen = [c.normalize_observations for c in self.configs]
         self.controller = self.controller._replace(**absorb(Seen(*self.controller[-3:]), observation, chosen)._asdict())
 
-    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+    def policy_arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
         """What collects and is deployed: the policy, and how it normalises what it sees."""
-        arrays = self.policy.arrays(run)
+        arrays = self.policy.arrays(run, stored)
         if self.configs[run].normalize_observations:
             arrays |= policy_normalization(*self._normalization(), run)
         return arrays
@@ -330,7 +331,7 @@ class Tally:
         """An epoch's, [K, R]."""
         going = torch.tensor(active, device=self._counts.device)
         for name, values in minibatches.items():
-            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, values.double().sum(0), 0.0)
+            self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, total(values.double()), 0.0)
         self._counts += going * len(values)
 
     def means(self) -> Metrics:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch
-from bcppo.nets import Adam
 
 
 class NoSignal:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.ppo import NoSignal
 from bcppo.math.quantile import pinball_loss, quantile_levels
-from bcppo.nets import Adam, Stack
+from bcppo.nets import Stack
 from bcppo.settings import QRPPOConfig
 from bcppo.streams import Streams
 

@@ -8,15 +8,22 @@ GPU waits for nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bcppo.nets import Adam, capture
+from bcppo.adam import Adam
+from bcppo.nets import capture
 
 Metrics = dict[str, Tensor]
 """Name → [R], or of several minibatches [K, R]."""
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum over minibatches, [K, R] → [R]; on the CPU one by one, so that it rounds alike however many runs."""
+    return values.sum(0) if values.device.type == "cuda" else reduce(torch.add, values.unbind(0))
 
 
 class Repeated:

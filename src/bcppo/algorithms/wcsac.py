@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from bcppo.adam import Adam
 from bcppo.algorithms.overlap import Overlapped
 from bcppo.errors import ConfigError
 from bcppo.math.cvar import gaussian_tail_mean
@@ -31,7 +32,7 @@ from bcppo.math.wcsac import (
     variance_of,
     variance_target,
 )
-from bcppo.nets import Adam, Scalar, SquashedPolicy, Stack, capture
+from bcppo.nets import Scalar, SquashedPolicy, Stack, capture
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
 
@@ -313,9 +314,9 @@ class WCSAC:
             "gradient_steps": torch.tensor(self._policy_optimizer.steps, device=self.device),
         }
 
-    def policy_arrays(self, run: int) -> dict[str, np.ndarray]:
+    def policy_arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
         """What collects and is deployed."""
-        return self.policy.arrays(run)
+        return self.policy.arrays(run, stored)
 
     def optimizers(self) -> dict[str, Adam]:
         """In the order in which an update goes through them."""

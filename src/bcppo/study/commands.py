@@ -1,4 +1,4 @@
-"""`bcppo study list`, `run`, `status` and `evaluate`: parse and dispatch."""
+"""`bcppo study list`, `run`, `status`, `gather` and `evaluate`: parse and dispatch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ USAGE = """usage: bcppo study COMMAND …
   list       the named studies
   run        run what is missing of a study      bcppo study run main --out runs/main --workers 8
   status     how far a study is                  bcppo study status runs/main
+  gather     put pieces of a study together      bcppo study gather runs/piece1 runs/piece2 --out runs/main
   evaluate   its policies on many more episodes  bcppo study evaluate runs/main --episodes 200
 
 `bcppo study COMMAND --help` says more. A study of your own: bcppo study run my-study.json --out runs/mine"""
@@ -77,6 +78,19 @@ class _Status:
 
 
 @dataclass(frozen=True)
+class _Gather:
+    """Copy the finished runs of pieces of a study, run apart with --tasks, --methods or --seeds, into one study folder.
+
+    Pieces that hold different results of one run are refused: nothing is picked.
+    """
+
+    pieces: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Study folders."""
+    out: Path
+    """The study folder to put them into: a new one, or one that has some of the runs already."""
+
+
+@dataclass(frozen=True)
 class _Evaluate:
     """Evaluate the policy of every finished run on many more episodes than its own evaluation's.
 
@@ -100,7 +114,7 @@ class _Evaluate:
 
 def study(arguments: list[str]) -> None:
     """`bcppo study …`"""
-    commands = {"list": _list, "run": _run, "status": _status, "evaluate": _evaluate}
+    commands = {"list": _list, "run": _run, "status": _status, "gather": _gather, "evaluate": _evaluate}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return
@@ -199,6 +213,16 @@ def _status(arguments: list[str]) -> None:
     folder = StudyFolder(options.folder)
     for table in tables(folder, look(folder)):
         _print(table)
+
+
+def _gather(arguments: list[str]) -> None:
+    from bcppo.study.gather import gather
+
+    options = parse(_Gather, arguments, "bcppo study gather")
+    if not options.pieces:
+        raise ConfigError("Name the study folders to gather.")
+    _, new = gather(options.pieces, options.out)
+    _say(f"{len(new)} runs are new in {options.out}: {summary(look(StudyFolder(options.out)))}")
 
 
 def _evaluate(arguments: list[str]) -> None:

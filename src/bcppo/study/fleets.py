@@ -14,7 +14,10 @@ from bcppo.watch import FleetWatch
 
 
 class FleetEngine:
-    """Groups wait until all are there, and are then trained together: runs that can share a stack do."""
+    """Groups wait until all are there, and are then trained together; runs that differ only in their seed are stacked.
+
+    So a cell of a table comes out the same whether it is trained with the others or again by itself.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class FleetEngine:
             device=self._device,
             stacked=True,
             worker_python=self._worker_python,
+            apart=True,
             watch=FleetWatch(),
         )
         seconds = monotonic() - begun

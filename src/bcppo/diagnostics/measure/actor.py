@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, stack_rollouts, take
 from bcppo.diagnostics.measure.checkpoints import Restored
 from bcppo.math.surrogate import gaussian_log_prob, hybrid_advantage
-from bcppo.nets import Adam
 from bcppo.rollout import Collector, Rollout
 
 

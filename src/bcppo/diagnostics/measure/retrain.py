@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.adam import Adam
 from bcppo.math.surrogate import masked_td_loss
-from bcppo.nets import Adam, Stack, keep_freed_memory
+from bcppo.nets import Stack, keep_freed_memory
 
 
 @dataclass(frozen=True)
