@@ -69,6 +69,23 @@ def test_seeds_share_a_protocol_and_nothing_else_does() -> None:
     assert len(set.union(*protocols.values())) == 5 * len(HERE)
 
 
+FROZEN = {
+    "goal1": {"bcppo": "9cd423aedb94", "cppo": "7bd71e6c7ea0", "qrppo": "346834279b08", "ppopid": "21c60eb2af2f"},
+    "button1": {"bcppo": "99926e151da4", "cppo": "db80c818dd28", "qrppo": "9196c50e9830", "ppopid": "7abd99f007f3"},
+    "push1": {"bcppo": "5464d0272237", "cppo": "a7d374264183", "qrppo": "7f13aabfb8f1", "ppopid": "26182478bcf7"},
+    "hopper": {"bcppo": "1cacfea29ca5", "cppo": "3110d2ba97a3", "qrppo": "e0a1210b6937", "ppopid": "2e9b013e3913"},
+    "ant": {"bcppo": "2cd2fdcf0ad8", "cppo": "85840f7f0901", "qrppo": "1c70bfb5d51e", "ppopid": "8aaf360fc031"},
+}
+"""Protocols of main that are calibrated and frozen (docs/calibration.md): runs are stored under these."""
+
+
+def test_what_was_frozen_stays() -> None:
+    found = {(e.config.task, e.method): e.protocol for e in find_study("main", seeds=[0]).runs}
+    for task, methods in FROZEN.items():
+        for method, protocol in methods.items():
+            assert found[task, method] == protocol, (task, method)
+
+
 def test_components_change_one_thing_each() -> None:
     study = find_study("components")
     assert changes(study) == {
