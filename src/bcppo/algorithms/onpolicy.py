@@ -332,7 +332,7 @@ class Tally:
         going = torch.tensor(active, device=self._counts.device)
         for name, values in minibatches.items():
             self._sums[name] = self._sums.get(name, 0.0) + torch.where(going, total(values.double()), 0.0)
-        self._counts += going * len(values)
+        self._counts += going * len(next(iter(minibatches.values())))
 
     def means(self) -> Metrics:
         return {name: total / self._counts for name, total in self._sums.items()}

@@ -27,8 +27,7 @@ def gather(pieces: Sequence[Path], out: Path) -> tuple[Study, list[str]]:
     goal = StudyFolder(out)
     there = goal.study() if goal.exists else None
     whole = _whole([*([there] if there else []), *studies])
-    found = {id: run for folder in [goal, *folders] for id, run in _ended(folder, whole).items()}
-    _refuse_differences([goal, *folders], whole)
+    found = _agreed([goal, *folders], whole)
     if there is None:
         goal.adopt(whole)
     else:
@@ -62,7 +61,8 @@ def _ended(folder: StudyFolder, study: Study) -> dict[str, RunFolder]:
     return {id: run for id, run in runs.items() if run.exists and run.status()["state"] in (FINISHED, DIVERGED)}
 
 
-def _refuse_differences(folders: Sequence[StudyFolder], study: Study) -> None:
+def _agreed(folders: Sequence[StudyFolder], study: Study) -> dict[str, RunFolder]:
+    """Of each run the first folder that has it at its end; folders that differ in its results are refused."""
     held: dict[str, RunFolder] = {}
     for folder in folders:
         for id, run in _ended(folder, study).items():
@@ -70,6 +70,7 @@ def _refuse_differences(folders: Sequence[StudyFolder], study: Study) -> None:
             for name in _RESULTS if other is not run else ():
                 if _bytes(run / name) != _bytes(other / name):
                     raise StudyError(f"{run.path} and {other.path} hold different results of one run ({name}).")
+    return held
 
 
 def _bytes(path: Path) -> bytes | None:
