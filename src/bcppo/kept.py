@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 
 from bcppo.errors import FolderError
-from bcppo.records import read_json
+from bcppo.records import POLICY, read_json
 from bcppo.tensors import read_tensors
 
 FORMAT = 1
 MANIFEST = "networks.json"
 NETWORKS = "networks.safetensors"
 COMPRESSED = f"{NETWORKS}.xz"
-POLICY = "policy.safetensors"
 COPIED = ("config.json", "provenance.json", "status.json", POLICY, "evaluations.parquet", "evaluations.sum")
 READ = (*COPIED, "progress.parquet", "progress.sum", NETWORKS, COMPRESSED)
 """What a kept run may hold; anything else there, such as an exported policy, is no part of it."""
