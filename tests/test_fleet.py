@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from test_kill import results
 
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.fleet import name_runs, train_fleet, vary
-from bcppo.pool import Worker
+from bcppo.pool import Worker, wait
 from bcppo.records import RunFolder, read_json
+from bcppo.remote import RemoteCollector
 from bcppo.run import Run, make_config, resume, train
 from bcppo.training import Trainer
 from bcppo.watch import FleetWatch
@@ -229,6 +231,21 @@ def test_another_python_that_cannot_simulate_is_named_before_anything_is_made(tm
         with pytest.raises(ConfigError, match=f"{path} cannot be used: .*{why}"):
             train_fleet([small("bcppo", 0)], out=tmp_path / "runs", workers=1, stacked=True, worker_python=str(path))
     assert not (tmp_path / "runs").exists()
+
+
+def test_waiting_takes_in_what_was_said_whoever_it_is_for() -> None:
+    worker = Worker()
+    streams = [np.random.default_rng(seed) for seed in range(2)]
+    first, second = (RemoteCollector(worker, "hopper", None, *streams) for _ in range(2))
+    try:
+        while not second.ready():
+            wait([worker], 60.0)
+            # What is left in the pipe would end the next wait at once, and the learner would never rest.
+            assert len(worker._inbox[0]) + len(worker._inbox[1]) > 0
+        assert first.ready() and not select.select([worker], [], [], 0.0)[0]
+        assert first.spaces[0] == second.spaces[0] == 11
+    finally:
+        worker.close()
 
 
 def test_a_worker_leaves_no_shared_memory_behind() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,19 +75,20 @@ class Adam:
         scale = torch.sqrt(second, out=gradient).add_(self._epsilon * root)
         parameter.addcdiv_(first, scale, value=-self.rates[run] * root / (1 - beta1**steps))
 
-    def numbers(self) -> list[list[float]]:
-        """Count a step of the active runs and return what it takes of each run, [4][R]: the weights of the new gradient
-        in the two moments, ε and the step size. A run that is not active has weights of 0, and stays as it is."""
+    def numbers(self, count: int) -> np.ndarray:
+        """Count K = `count` steps of the active runs and return what each takes of each run, [K, 4, R]: the weights of
+        the new gradient in the two moments, ε and the step size. A run that is not active has weights of 0, and stays
+        as it is."""
         beta1, beta2 = self._betas
-        rows = []
-        for run, rate in enumerate(self.rates):
-            if self.active is not None and not self.active[run]:
-                rows.append([0.0, 0.0, 1.0, 0.0])
-                continue
-            self.steps[run] += 1
-            root = math.sqrt(1 - beta2 ** self.steps[run])
-            rows.append([1 - beta1, 1 - beta2, self._epsilon * root, rate * root / (1 - beta1 ** self.steps[run])])
-        return [list(column) for column in zip(*rows)]
+        active = np.ones(len(self.steps), bool) if self.active is None else np.array(self.active)
+        steps = np.array(self.steps) + np.arange(1, count + 1)[:, None]
+        root = np.sqrt(1 - beta2**steps)
+        numbers = np.empty((count, 4, len(active)))
+        numbers[:, 0], numbers[:, 1] = 1 - beta1, 1 - beta2
+        numbers[:, 2], numbers[:, 3] = self._epsilon * root, np.array(self.rates) * root / (1 - beta1**steps)
+        numbers[..., ~active] = np.array([0.0, 0.0, 1.0, 0.0])[:, None]
+        self.steps = [steps + count * bool(moves) for steps, moves in zip(self.steps, active)]
+        return numbers
 
     def _step_by(self, gradient: Tensor, numbers: Tensor) -> None:
         """A step with `numbers` [4, R] in a tensor, so that a captured CUDA graph can repeat it."""

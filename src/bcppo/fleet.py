@@ -27,6 +27,7 @@ from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Worker, wait, worker_stack
+from bcppo.queued import Arriving
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
 from bcppo.run import Run, Trainer, leave, make_config, resolve_device
 from bcppo.stack import SIMULATORS, versions
@@ -39,6 +40,9 @@ STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 
 
 TURNS = 3
 """Parts into which runs that could all share a stack are divided, to take turns."""
+
+_PATIENCE, _BETWEEN_LOOKS = 1.0, 0.0005
+"""Seconds to wait for workers at most; while a GPU is at an update, too."""
 
 _SHAPING = (
     "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
@@ -268,7 +272,9 @@ class _Fleet:
             for work, trainer, _ in ready[:1]:
                 self._go_on(work, trainer)
             if not ready:
-                wait(self._workers)
+                # The end of an update on a GPU wakes nobody: it is looked for.
+                updating = any(isinstance(one, Arriving) for _, _, entry in waiting for one in entry)
+                wait(self._workers, _BETWEEN_LOOKS if updating else _PATIENCE)
 
     def _go_on(self, work: Iterator[Sequence[Any]], trainer: Trainer) -> None:
         self._at_work.pop(work, None)

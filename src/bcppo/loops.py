@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ from bcppo.algorithms.batch import stack_rollouts
 from bcppo.errors import BcppoError, Diverged
 from bcppo.nets import LOG_STD_BOUNDS
 from bcppo.policy import NumpyPolicy
+from bcppo.queued import Arriving, Queue
 from bcppo.replay import ReplayFile
 from bcppo.rollout import Rollout
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Waiting = Generator[Sequence[Any], None, "Advance"]
-"""Hands over the collectors whose answers it waits for, as often as it does; goes on when all are there."""
+"""Hands over what it waits for, as often as it does: collectors' answers, an update; goes on when all is there."""
 
 
 class Advance(NamedTuple):
@@ -40,21 +41,26 @@ class OnPolicyLoop:
     """Collect a rollout, update, forget it."""
 
     def __init__(
-        self, runs: Sequence[Run], learner: Any, policies: Callable[[], list[NumpyPolicy]], device: torch.device
+        self, runs: Sequence[Run], learner: Any, policies: Callable[..., list[NumpyPolicy]], device: torch.device
     ) -> None:
         self._runs, self._learner, self._policies, self._device = runs, learner, policies, device
+        self._queue = Queue(device)
+        self._weights: torch.Tensor | None = None  # of the policies, as the last update left them
 
     def advance(self) -> Waiting:
         config: Any = self._runs[0].config
         before = perf_counter()
-        for run, policy in zip(self._runs, self._policies()):
+        for run, policy in zip(self._runs, self._policies(self._weights)):
             for collector in run.collectors:
                 collector.start(policy, config.rollout // config.num_envs)
         yield [collector for run in self._runs for collector in run.collectors]
         rollouts = [[_finish(collector, index) for collector in run.collectors] for index, run in enumerate(self._runs)]
         collected = perf_counter()
-        batch = stack_rollouts(rollouts, *self._runs[0].bounds, self._device)
-        metrics = _fetch(self._learner.update(batch))
+        with self._queue.entered():
+            batch = stack_rollouts(rollouts, *self._runs[0].bounds, self._device)
+            arriving = Arriving(self._learner.update(batch), self._learner.policy.flat)
+        yield [arriving]
+        metrics, (self._weights,) = arriving.get()
         return Advance(rollouts, metrics, True, {"collect": collected - before, "update": perf_counter() - collected})
 
     def notes(self, index: int) -> dict[str, str]:
@@ -66,15 +72,6 @@ class OnPolicyLoop:
 
     def finish(self, index: int) -> None:
         """A run is done: nothing will be resumed."""
-
-
-def _fetch(metrics: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Name → [R] float64; what lies on a device comes over at once."""
-    found = {name: values.double().numpy() for name, values in metrics.items() if values.device.type == "cpu"}
-    away = {name: values.double() for name, values in metrics.items() if name not in found}
-    if away:
-        found |= zip(away, torch.stack(list(away.values())).cpu().numpy())
-    return found
 
 
 def _finish(collector: Any, run: int) -> Rollout:
@@ -89,7 +86,7 @@ class OffPolicyLoop:
     """Step, store, update, for a window of steps; the window is what is recorded and checkpointed."""
 
     def __init__(
-        self, runs: Sequence[Run], learner: Any, policies: Callable[[], list[NumpyPolicy]], device: torch.device
+        self, runs: Sequence[Run], learner: Any, policies: Callable[..., list[NumpyPolicy]], device: torch.device
     ) -> None:
         self._runs, self._learner, self._policies = runs, learner, policies
         # Elsewhere than on the CPU, weights stay on the device and the policies are asked there, all at once.
@@ -141,7 +138,7 @@ class OffPolicyLoop:
         for index, file in enumerate(self._files):
             for transition in window.transitions[:, index]:
                 file.add(transition)
-        metrics = _fetch(self._learner.metrics())
+        metrics, _ = Arriving(self._learner.metrics()).get()
         metrics["mean_cost"] = np.array([rollout.cost.mean() for rollout in window.rollouts])
         rollouts = [[rollout] for rollout in window.rollouts]
         return Advance(rollouts, metrics, learns, {"collect": collecting, "update": updating})

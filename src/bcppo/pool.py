@@ -119,6 +119,10 @@ class Worker:
             self._read()
         return bool(self._inbox[number])
 
+    def take_in(self) -> None:
+        """Read the answer that is there, for whichever environment; a dead process is started again."""
+        self._read()
+
     def receive(self, number: int) -> tuple[dict[str, Any], Arrays]:
         while not self._inbox[number]:
             self._read()
@@ -227,9 +231,13 @@ def crowded() -> bool:
     return len(_pids) + 1 > len(os.sched_getaffinity(0))
 
 
-def wait(workers: Sequence[Worker], seconds: float = 1.0) -> None:
-    """Until one of the workers has something to say; returns at once where one may say it in shared memory."""
+def wait(workers: Sequence[Worker], seconds: float) -> None:
+    """Until one of the workers has something to say; returns at once where one may say it in shared memory.
+
+    What was said is taken in, whoever it is for: left in the pipe, it would end the next wait as soon as it began.
+    """
     if any(worker.outstanding for worker in workers):
         rest(crowded())
         return
-    select.select(list(workers), [], [], seconds)
+    for worker in select.select(list(workers), [], [], seconds)[0]:
+        worker.take_in()

@@ -43,9 +43,9 @@ class Trainer:
     def policy(self, index: int) -> NumpyPolicy:
         return NumpyPolicy(self.learner.policy_arrays(index), *self.runs[index].bounds)
 
-    def policies(self) -> list[NumpyPolicy]:
-        """Of all runs, fetched from the device at once."""
-        stored = self.learner.policy.copy_to_host()
+    def policies(self, stored: torch.Tensor | None = None) -> list[NumpyPolicy]:
+        """Of all runs, fetched from the device at once, where that was not done before."""
+        stored = self.learner.policy.copy_to_host() if stored is None else stored
         return [NumpyPolicy(self.learner.policy_arrays(i, stored), *run.bounds) for i, run in enumerate(self.runs)]
 
     def train(self) -> None:
@@ -54,7 +54,7 @@ class Trainer:
             pass
 
     def work(self) -> Iterator[Sequence[Any]]:
-        """The same, piece by piece: hands over the collectors whose answers it waits for, so that others can work."""
+        """The same, piece by piece: hands over what it waits for, so that others can work."""
         while not self.runs[0].finished:
             advance = yield from self.loop.advance()
             updated = perf_counter()

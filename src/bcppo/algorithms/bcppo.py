@@ -87,10 +87,11 @@ class Disagreement(NoSignal):
     def optimizers(self) -> dict[str, Adam]:
         return {"critics": self.optimizer}
 
-    def draw(self, rows: int) -> tuple[np.ndarray, ...]:
-        """z ~ Bernoulli(keep), drawn anew for every member, sample and minibatch. [R, M, B]"""
-        draws = [masks.random((self.members, rows), dtype=np.float32) < k for masks, k in zip(self._masks, self._keep)]
-        return (np.stack(draws),)
+    def draw(self, minibatches: int, rows: int) -> tuple[np.ndarray, ...]:
+        """z ~ Bernoulli(keep), drawn anew for every member, sample and minibatch. [K, R, M, B]"""
+        shape = minibatches, self.members, rows
+        draws = [masks.random(shape, dtype=np.float32) < keep for masks, keep in zip(self._masks, self._keep)]
+        return (np.stack(draws, axis=1),)
 
 
 class Rollout(NamedTuple):
@@ -193,23 +194,17 @@ class BCPPO:
     @torch.no_grad()
     def _estimate(self, batch: Batch) -> tuple[Advantage, Advantage, Tensor]:
         """A_r and A_c by GAE, and the TD target y (eq:td_target), from values taken once a rollout. Each [R, T]."""
-        value = self.values(batch.observation).squeeze(-1)  # [R, 2, T]
-        next_value = self.values(batch.next_observation).squeeze(-1)
-        ends = batch.trajectories(batch.terminated), batch.trajectories(batch.ended)
-        per_environment = [x.repeat_interleave(batch.environments, 0) for x in (self._discount, self._trace)]
-        both = []
-        for index, signal in enumerate((batch.reward * self._reward_scale, batch.cost)):
-            estimate = gae(
-                batch.trajectories(signal),
-                batch.trajectories(value[:, index]),
-                batch.trajectories(next_value[:, index]),
-                *ends,
-                discount=per_environment[0],
-                trace_decay=per_environment[1],
-            )
-            both.append(Advantage(*(part.float().view_as(value[:, index]) for part in estimate)))
-        target = td_target(batch.cost, next_value[:, 1], batch.terminated, self._discount)
-        return both[0], both[1], target.float()
+        values = [self.values(seen).squeeze(-1) for seen in (batch.observation, batch.next_observation)]  # [R, 2, T]
+        signals = torch.stack([batch.reward * self._reward_scale, batch.cost], dim=1)  # [R, 2, T]
+        estimates = gae(
+            *(batch.trajectories(both.flatten(0, 1)) for both in (signals, *values)),
+            *(batch.trajectories(ends.repeat_interleave(2, 0)) for ends in (batch.terminated, batch.ended)),
+            discount=self._discount.repeat_interleave(2 * batch.environments, 0),
+            trace_decay=self._trace.repeat_interleave(2 * batch.environments, 0),
+        )
+        advantage, target = (part.float().view_as(signals).unbind(1) for part in estimates)
+        critics_target = td_target(batch.cost, values[1][:, 1], batch.terminated, self._discount)
+        return Advantage(advantage[0], target[0]), Advantage(advantage[1], target[1]), critics_target.float()
 
     def _update_multiplier(self, mean_cost: Tensor) -> tuple[Tensor, PidTerms]:
         """λ from the rollout's mean cost (eq:pid), before the epochs of the same cycle. [R]"""
@@ -243,9 +238,8 @@ class BCPPO:
         """
         size = self.config.minibatch
         orders = [np.stack([s.permutation(rows) for s in self._minibatches]) for _ in range(self.config.epochs)]
-        chosen = [order[:, first : first + size] for order in orders for first in range(0, rows, size)]
-        drawn = [self.signal.draw(size) for _ in chosen]
-        columns = [np.stack(column) for column in zip(*((one, *more) for one, more in zip(chosen, drawn)))]
+        chosen = np.stack([order[:, first : first + size] for order in orders for first in range(0, rows, size)])
+        columns = chosen, *self.signal.draw(len(chosen), size)
         return zip(*(torch.from_numpy(column).to(self._device).unbind(0) for column in columns))
 
     def _controller_metrics(self, batch: Batch, terms: PidTerms) -> Metrics:

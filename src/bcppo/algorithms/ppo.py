@@ -36,8 +36,8 @@ class NoSignal:
         """(what is added to the cost advantage [R, B], what `descend` needs, metrics)"""
         return torch.zeros(observation.shape[:2], device=observation.device), None, {}
 
-    def draw(self, rows: int) -> tuple[np.ndarray, ...]:
-        """What is random in a minibatch of so many rows, each run's from its own stream."""
+    def draw(self, minibatches: int, rows: int) -> tuple[np.ndarray, ...]:
+        """What is random in K minibatches of so many rows, each run's from its own stream; [K, R, …]."""
         return ()
 
     def descend(self, predictions: Any, target: Tensor, *drawn: Tensor) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +54,8 @@ class Repeated:
             return {name: torch.stack([one[name] for one in seen]) for name in seen[0]}
         inputs = [torch.stack(column) for column in zip(*minibatches)]
         count, optimizers = len(inputs[0]), list(self._optimizers().values())
-        steps = torch.tensor([[optimizer.numbers() for optimizer in optimizers] for _ in range(count)])  # [K, O, 4, R]
-        inputs.append(steps.to(self._device, non_blocking=True))
+        numbers = np.stack([optimizer.numbers(count) for optimizer in optimizers], axis=1)  # [K, O, 4, R]
+        inputs.append(torch.from_numpy(numbers).float().to(self._device, non_blocking=True))
         if self._graph is None or count != len(self._inputs[0]):
             self._capture(inputs, optimizers)
         for kept, new in zip(self._inputs, inputs):

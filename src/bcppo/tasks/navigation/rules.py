@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from bcppo.tasks.navigation.engine import NOTHING_HIDDEN, AnyEngine
 from bcppo.tasks.navigation.layout import Point, Stream
@@ -10,6 +12,9 @@ from bcppo.tasks.navigation.levels import BUTTON_DELAY, VASE_SPEED_THRESHOLD, Le
 from bcppo.tasks.navigation.model import Scene
 
 ACHIEVEMENT_REWARD = 1.0
+
+Charged = Callable[[int], Any]
+"""(what the agent touches) → whether the step is charged for it"""
 
 
 class Rules:
@@ -26,10 +31,10 @@ class Rules:
         assert goal is not None
         self._goal_size = goal.size
         self._goal_distance = math.inf
-        self._charges = [(f"cost_{_plural(group.kind)}", group) for group in self.level.objects if group.costs]
+        self._charges = [(_charge(group.kind), self._charged_for(group)) for group in self.level.objects if group.costs]
         vases = self.level.find("vase")
-        if vases and vases.costs:  # vases charge for touch and for motion
-            self._charges[-1] = ("cost_vases_contact", vases)
+        if vases and vases.costs:  # vases charge for touch and, last of all, for motion
+            self._charges.append(("cost_vases_velocity", lambda touched: self._a_vase_moves()))
         joints = (scene.model.body_jntadr[body] for body in scene.bodies.get("vase", ()))
         self._vase_speeds = [slice(start, start + 3) for start in (scene.model.jnt_dofadr[joint] for joint in joints)]
 
@@ -45,32 +50,33 @@ class Rules:
         """Take the distances that the next reward is a difference to."""
         self._goal_distance = self.engine.nearest(self._goal_group)
 
-    def reward(self) -> tuple[float, bool]:
-        """(reward of the step just made, whether the goal was achieved)."""
+    def reward(self, touched: int) -> tuple[float, bool]:
+        """(reward of the step just made, whether the goal was achieved), given what the agent touches."""
         distance = self.engine.nearest(self._goal_group)
         reward = self._goal_distance - distance
         self._goal_distance = distance
-        achieved = self._achieved(distance)
+        achieved = self._achieved(distance, touched)
         return (reward + ACHIEVEMENT_REWARD if achieved else reward), achieved
 
-    def costs(self) -> dict[str, float]:
+    def costs(self, touched: int) -> dict[str, float]:
         """The simulator's own costs of the step, each 0 or 1; `cost_sum` is 1 where any is."""
-        costs = {name: float(self._is_charged(group)) for name, group in self._charges}
-        if self._charges and self._charges[-1][0] == "cost_vases_contact":
-            costs["cost_vases_velocity"] = float(self._a_vase_moves())
-        costs["cost_sum"] = float(any(costs.values()))
+        costs = {name: 1.0 if charged(touched) else 0.0 for name, charged in self._charges}
+        costs["cost_sum"] = 1.0 if 1.0 in costs.values() else 0.0
         return costs
 
     def end_step(self) -> None:
         """Called once a step, after reward and cost."""
 
-    def _achieved(self, distance: float) -> bool:
+    def _achieved(self, distance: float, touched: int) -> bool:
         return distance <= self._goal_size
 
-    def _is_charged(self, group: Objects) -> bool:
+    def _charged_for(self, group: Objects) -> Charged:
+        """Hazards charge for coming near, all others for touch."""
         if group.kind == "hazard":
-            return self.engine.nearest(self.engine.group_of["hazard"]) < group.size
-        return bool(self.engine.touched() & self.engine.tag_bit[group.kind])
+            nearest, number, size = self.engine.nearest, self.engine.group_of["hazard"], group.size
+            return lambda touched: nearest(number) < size
+        bit = self.engine.tag_bit[group.kind]
+        return lambda touched: touched & bit
 
     def _a_vase_moves(self) -> bool:
         velocity = self.scene.data.qvel
@@ -85,35 +91,37 @@ class ButtonRules(Rules):
     """Button: touch the goal button; for some steps after a press, no button is seen or charged."""
 
     def __init__(self, scene: Scene, engine: AnyEngine) -> None:
-        super().__init__(scene, engine)
         self._buttons = scene.bodies["button"]
         self._bits = [engine.tag_bit[f"button{i}"] for i in range(len(self._buttons))]
+        self._group = engine.group_of["button"]
         self._timer = 0
-        self.goal_button = 0
+        self.goal_button = self._right = self._wrong = 0  # the button to touch, its bit, and those of the others
+        super().__init__(scene, engine)
 
     @property
     def hidden_group(self) -> int:  # type: ignore[override]
-        return self.engine.group_of["button"] if self._timer else NOTHING_HIDDEN
+        return self._group if self._timer else NOTHING_HIDDEN
 
     def begin_episode(self) -> None:
         self._timer = 0
 
     def choose_goal(self, stream: Stream, layout: dict[str, Point]) -> None:
         self.goal_button = stream.pick(len(self._buttons))
+        self._right = self._bits[self.goal_button]
+        self._wrong = sum(self._bits) & ~self._right
         self.scene.set_goal(self.scene.position(self._buttons[self.goal_button]))
         self._timer = BUTTON_DELAY
 
     def end_step(self) -> None:
         self._timer = max(0, self._timer - 1)
 
-    def _achieved(self, distance: float) -> bool:
-        return bool(self.engine.touched() & self._bits[self.goal_button])
+    def _achieved(self, distance: float, touched: int) -> bool:
+        return bool(touched & self._right)
 
-    def _is_charged(self, group: Objects) -> bool:
+    def _charged_for(self, group: Objects) -> Charged:
         if group.kind != "button":
-            return super()._is_charged(group)
-        wrong = sum(self._bits) & ~self._bits[self.goal_button]
-        return self._timer == 0 and bool(self.engine.touched() & wrong)
+            return super()._charged_for(group)
+        return lambda touched: not self._timer and touched & self._wrong
 
 
 class PushRules(Rules):
@@ -122,7 +130,7 @@ class PushRules(Rules):
     def measure_start(self) -> None:
         self._box_distance, self._box_goal_distance = self._box_distances()
 
-    def reward(self) -> tuple[float, bool]:
+    def reward(self, touched: int) -> tuple[float, bool]:
         to_box, to_goal = self._box_distances()
         reward = (self._box_distance - to_box) * float(self._box_distance > 0)
         reward += self._box_goal_distance - to_goal
@@ -141,8 +149,9 @@ class PushRules(Rules):
 RULES = {"goal": Rules, "button": ButtonRules, "push": PushRules}
 
 
-def _plural(kind: str) -> str:
-    return f"{kind}s"
+def _charge(kind: str) -> str:
+    """What a cost is called in `info`."""
+    return "cost_vases_contact" if kind == "vase" else f"cost_{kind}s"
 
 
 def _distance(one: list[float], two: list[float]) -> float:
