@@ -8,6 +8,7 @@ than its parent, and so with another release of the simulators.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import mmap
@@ -146,6 +147,7 @@ class _Host:
     def _make(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         make_env = environment_factory(header["task"], header["cost_limit_rate"], header["clip_actions"])
         collector = self._collectors[number] = Collector(make_env, *self._streams[number])
+        gc.freeze()  # what is there by now stays: no use in looking through it again and again
         width, low, high = collector.spaces
         reply = {"observation": width, "episode_seed": collector.episode_seed}
         return reply, {"low": low, "high": high, "current": collector.observation}

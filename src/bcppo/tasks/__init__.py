@@ -15,8 +15,10 @@ import gymnasium
 
 from bcppo.errors import BcppoError, ConfigError, MissingDependency, unknown_name
 from bcppo.tasks.cost import CostFunction, OwnCost, RareEventCost
+from bcppo.tasks.navigation.levels import HORIZON, LEVELS
 from bcppo.tasks.table import TASKS, Task
 
+_NAVIGATION = {level.env_id for level in LEVELS.values()}
 QUICK_IDS = ("Hopper-v4", "Ant-v4")
 __all__ = ["TASKS", "CostFunction", "OwnCost", "RareEventCost", "Task", "make_task"]
 
@@ -53,6 +55,8 @@ def make_task(
             # Gymnasium advises a newer version of Hopper and Ant; the paper's is this one.
             warnings.filterwarnings("ignore", message=".*is out of date")
             env = _make(known.env_id, {"disable_env_checker": True, "max_episode_steps": known.horizon, **options})
+        if known.env_id in _NAVIGATION and known.horizon == HORIZON and not options:
+            env = env.unwrapped  # it keeps order and time itself; Gymnasium's layers would do so once more
         # Other options may change what a step does.
         if known.env_id in QUICK_IDS and set(options) <= {"render_mode"} and options.get("render_mode") != "human":
             from bcppo.tasks.locomotion import QUICK
