@@ -230,9 +230,10 @@ class Stack:
         return self.flat.detach().to("cpu", copy=True)
 
     def arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
-        """A copy of one run's parameters as NumPy arrays, without the padding; from `stored`, where that was made."""
-        row = (self.flat.detach() if stored is None else stored)[run : run + 1].clone().cpu()
-        return {name: tensor[0].numpy().copy() for name, tensor in self.unpadded(row).items()}
+        """One run's parameters as NumPy arrays, without the padding: a copy, or views of `stored`, where that was made."""
+        if stored is None:
+            stored, run = self.flat.detach()[run : run + 1].to("cpu", copy=True), 0
+        return {name: tensor[run].numpy() for name, tensor in self.unpadded(stored).items()}
 
 
 class SquashedPolicy(Stack):

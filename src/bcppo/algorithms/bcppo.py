@@ -186,10 +186,12 @@ class BCPPO:
             normalize=self.config.branch_normalization,
         )
         action, old_log_prob = take(rollout.action, rows), take(rollout.old_log_prob, rows)
-        seen |= self._descend_policy(observation, action, old_log_prob, advantage)
-        reward_target, cost_target = take(rollout.reward_target, rows), take(rollout.cost_target, rows)
-        seen |= self._descend_values(observation, reward_target, cost_target)
-        return seen | self.signal.descend(predictions, take(rollout.target, rows), *drawn)
+        targets = [take(values, rows) for values in (rollout.reward_target, rollout.cost_target, rollout.target)]
+        return seen | self._minibatch.beside(
+            lambda: self._descend_policy(observation, action, old_log_prob, advantage),
+            lambda: self._descend_values(observation, *targets[:2]),
+            lambda: self.signal.descend(predictions, targets[2], *drawn),
+        )
 
     @torch.no_grad()
     def _estimate(self, batch: Batch) -> tuple[Advantage, Advantage, Tensor]:

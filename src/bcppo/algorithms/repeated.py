@@ -38,6 +38,7 @@ class Repeated:
         self._data: Sequence[Tensor] = ()
         self._inputs: Sequence[Tensor] = ()
         self._graph: Any = None
+        self._streams: list[Any] = []
 
     def begin(self, data: Sequence[Tensor]) -> None:
         """What stays the same over the minibatches to come."""
@@ -46,6 +47,27 @@ class Repeated:
             return
         for kept, new in zip(self._data, data):
             kept.copy_(new)
+
+    def beside(self, *parts: Callable[[], Metrics]) -> Metrics:
+        """Parts of a step that do not need one another: on a GPU side by side, each on a stream of its own.
+
+        What is differentiated in a part must have been computed in it, but for the last, which stays where the step is.
+        What parts take from the step must outlive this call.
+        """
+        if self._device.type != "cuda":
+            return {name: value for part in parts for name, value in part().items()}
+        *others, last = parts
+        here, found = torch.cuda.current_stream(), Metrics()
+        while len(self._streams) < len(others):
+            self._streams.append(torch.cuda.Stream(self._device))
+        for part, stream in zip(others, self._streams):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                found |= part()
+        found |= last()
+        for stream in self._streams[: len(others)]:
+            here.wait_stream(stream)
+        return found
 
     def over(self, minibatches: Iterable[tuple[Tensor, ...]]) -> Metrics:
         """The step for each minibatch's inputs in turn; metrics of each, [K, R]."""
