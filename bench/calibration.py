@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import polars as pl
-
 from bcppo.report.entries import MAIN
 from bcppo.report.load import load_study
 from bcppo.report.names import METHODS, TASKS
@@ -36,7 +34,7 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("--together", nargs="+", default=[], help="methods that one question is asked of")
     options = parser.parse_args()
-    seeds = run_metrics(load_study(options.study))
+    seeds = run_metrics(load_study(options.study)).sort("seed", maintain_order=True)
     found: dict[tuple[str, str], list[float]] = {}
     print("| task | method | setting | return | cost rate (per step) | CVaR@95 (per step) | λ > 0 | distance |")
     print("|---|---|---|---|---|---|---|---|")
@@ -45,7 +43,6 @@ def main() -> None:
         cells = [f"{mean:.{digits}f} ± {std:.{digits}f}" for (mean, std), digits in zip(printed, METRICS.values())]
         print("|", " | ".join([TASKS[task], METHODS[method], "paper", *cells, "", ""]), "|")
         for (variant,), own in rows.group_by("variant", maintain_order=True):
-            own = own.sort("seed")
             means = {metric: own[metric].mean() for metric in METRICS}
             far = distance(task, method, means)
             found.setdefault((method, variant), []).append(far)
@@ -61,7 +58,8 @@ def main() -> None:
     for methods in questions:
         for variant in dict.fromkeys(variant for method, variant in found if method in methods):
             parts = [sum(found[method, variant]) / len(found[method, variant]) for method in methods]
-            print("|", " | ".join([", ".join(METHODS[m] for m in methods), variant, f"{sum(parts) / len(parts):.2f}"]), "|")
+            names = ", ".join(METHODS[method] for method in methods)
+            print(f"| {names} | {variant} | {sum(parts) / len(parts):.2f} |")
 
 
 if __name__ == "__main__":

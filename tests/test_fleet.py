@@ -18,7 +18,7 @@ from test_kill import results
 
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.fleet import name_runs, train_fleet, vary
-from bcppo.pool import Worker, wait
+from bcppo.pool import Turns, Worker, wait
 from bcppo.records import RunFolder, read_json
 from bcppo.remote import RemoteCollector
 from bcppo.run import Run, make_config, resume, train
@@ -233,6 +233,34 @@ def test_another_python_that_cannot_simulate_is_named_before_anything_is_made(tm
     assert not (tmp_path / "runs").exists()
 
 
+class Told:
+    """Stands for a worker: what it is sent is written down."""
+
+    def __init__(self, name: str, told: list[tuple[str, int]]) -> None:
+        self.name, self.told = name, told
+
+    def send(self, header: dict, arrays: dict) -> None:
+        self.told.append((self.name, header["environment"]))
+
+
+def test_long_requests_take_turns_in_the_order_they_came_and_one_a_worker() -> None:
+    told: list[tuple[str, int]] = []
+    one, two, three = (Told(name, told) for name in ("one", "two", "three"))
+    turns = Turns(2)
+    for worker, environment in ((one, 0), (one, 1), (two, 0), (three, 0)):
+        turns.ask(worker, {"environment": environment})
+    assert told == [("one", 0), ("two", 0)]  # the second of `one` waits for its first, and does not hold up `two`
+    turns.answered(one, 1)  # to something else that was asked
+    assert len(told) == 2
+    turns.answered(one, 0)
+    assert told[2:] == [("one", 1)]
+    turns.forget(two)  # dead: its turn is free, and it asks again
+    assert told[3:] == [("three", 0)]
+    turns.ask(two, {"environment": 0})
+    turns.answered(three, 0)
+    assert told[4:] == [("two", 0)]
+
+
 def test_waiting_takes_in_what_was_said_whoever_it_is_for() -> None:
     worker = Worker()
     streams = [np.random.default_rng(seed) for seed in range(2)]
@@ -242,7 +270,8 @@ def test_waiting_takes_in_what_was_said_whoever_it_is_for() -> None:
             wait([worker], 60.0)
             # What is left in the pipe would end the next wait at once, and the learner would never rest.
             assert len(worker._inbox[0]) + len(worker._inbox[1]) > 0
-        assert first.ready() and not select.select([worker], [], [], 0.0)[0]
+        assert first.ready()
+        assert not select.select([worker], [], [], 0.0)[0]
         assert first.spaces[0] == second.spaces[0] == 11
     finally:
         worker.close()

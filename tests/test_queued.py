@@ -16,4 +16,5 @@ def test_on_the_cpu_everything_has_arrived_and_is_a_copy() -> None:
     metrics, (kept,) = arriving.get()
     assert {name: values.tolist() for name, values in metrics.items()} == {"loss": [0.5], "cost": [0.1]}
     assert all(values.dtype == "float64" for values in metrics.values())
-    assert kept.tolist() == [[1.0, 2.0]] and not kept.requires_grad
+    assert kept.tolist() == [[1.0, 2.0]]
+    assert not kept.requires_grad

@@ -26,7 +26,7 @@ from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
-from bcppo.pool import Worker, wait, worker_stack
+from bcppo.pool import Turns, Worker, wait, worker_stack
 from bcppo.queued import Arriving
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
 from bcppo.run import Run, Trainer, leave, make_config, resolve_device
@@ -92,8 +92,8 @@ def train_fleet(
     where = resolve_device(device)
     stacked = where.type == "cuda" if stacked is None else stacked
     cores = len(os.sched_getaffinity(0))
-    # Twice as many workers as cores, where there are runs for them: the system shares the cores out among those that
-    # have work, better than any division of runs among workers could.
+    # Twice as many workers as cores, where there are runs for them, though only as many as cores are at work at a time:
+    # so whichever run is next finds a core, better than by any division of runs among cores.
     count = workers or (2 * cores if stacked else cores)
     if count < 1:
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
@@ -203,7 +203,8 @@ def _train_stacked(
     with ExitStack() as ends:
         for member in members:
             ends.enter_context(member.folder.locked())
-        workers = [Worker(python) for _ in range(min(count, len(members)))]
+        turns = Turns(min(count, len(os.sched_getaffinity(0))))
+        workers = [Worker(python, turns) for _ in range(min(count, len(members)))]
         for worker in workers:
             ends.callback(worker.close)
         fleet = _Fleet(workers, watch, apart=apart)

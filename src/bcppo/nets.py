@@ -230,7 +230,7 @@ class Stack:
         return self.flat.detach().to("cpu", copy=True)
 
     def arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
-        """One run's parameters as NumPy arrays, without the padding: a copy, or views of `stored`, where that was made."""
+        """One run's parameters as NumPy arrays, without the padding; views of `stored`, where that was made."""
         if stored is None:
             stored, run = self.flat.detach()[run : run + 1].to("cpu", copy=True), 0
         return {name: tensor[run].numpy() for name, tensor in self.unpadded(stored).items()}

@@ -50,11 +50,51 @@ _pids: set[int] = set()
 """Of this process's workers."""
 
 
+class Turns:
+    """Which of the long requests to some workers are at work: so many at once, in the order they came, one a worker.
+
+    Were all at work at once, they would share the cores and all end late. In turn, the first end early, and what waits
+    for them goes on while the others are at work.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._at_work: dict[Worker, int] = {}
+        self._waiting: list[tuple[Worker, dict[str, Any]]] = []
+
+    def ask(self, worker: Worker, header: dict[str, Any]) -> None:
+        """Send a request when its turn comes."""
+        self._waiting.append((worker, header))
+        self._go_on()
+
+    def answered(self, worker: Worker, environment: int) -> None:
+        """A worker has answered for one of its environments."""
+        if self._at_work.get(worker) == environment:
+            del self._at_work[worker]
+            self._go_on()
+
+    def forget(self, worker: Worker) -> None:
+        """A worker is dead: what it was asked will be asked again."""
+        self._at_work.pop(worker, None)
+        self._waiting = [request for request in self._waiting if request[0] is not worker]
+        self._go_on()
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for worker, header in waiting:
+            if len(self._at_work) < self._at_once and worker not in self._at_work:
+                self._at_work[worker] = header["environment"]
+                worker.send(header, {})
+            else:
+                self._waiting.append((worker, header))
+
+
 class Worker:
     """One process and its environments."""
 
-    def __init__(self, python: str | None = None) -> None:
-        """`python` is another interpreter, which has the simulators."""
+    def __init__(self, python: str | None = None, turns: Turns | None = None) -> None:
+        """`python` is another interpreter, which has the simulators; `turns` are those of workers that share cores."""
+        self.turns = turns
         self._command, paths = worker_command(python, "bcppo.worker")
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._environment = os.environ | threads | paths
@@ -139,7 +179,10 @@ class Worker:
             self.revive()
             return
         self.deaths = 0
-        self._inbox[message[0]["environment"]].append(message)
+        number = message[0]["environment"]
+        self._inbox[number].append(message)
+        if self.turns:
+            self.turns.answered(self, number)
 
     def revive(self) -> None:
         """Start a dead process again, put its environments back and ask again for what was asked."""
@@ -149,6 +192,8 @@ class Worker:
                 times = f"died {ATTEMPTS} times in a row"
                 raise BcppoError(f"An environment's process {times}; the run can be resumed from its last checkpoint.")
             self._end()
+            if self.turns:
+                self.turns.forget(self)
             self._start()
             for box in self._inbox:
                 box.clear()  # what nobody has taken yet is asked again too: the environments start from before it

@@ -13,6 +13,8 @@ from bcppo.pool import Worker, crowded
 from bcppo.rollout import Rollout
 from bcppo.worker import Arrays, Places
 
+_LONG = ("collect", "evaluate")
+"""Requests that are at work for long; all they hand over lies in shared memory."""
 _SPINS = 50
 """How often to look for an answer in shared memory before the processor is offered to others."""
 
@@ -223,7 +225,11 @@ class RemoteCollector:
 
     def _ask(self, header: dict[str, Any], arrays: Arrays | None = None) -> None:
         self._asked = header, arrays or {}
-        self.worker.send({**header, "environment": self._number}, self._asked[1])
+        request = {**header, "environment": self._number}
+        if self.worker.turns and header["do"] in _LONG:
+            self.worker.turns.ask(self.worker, request)
+        else:
+            self.worker.send(request, self._asked[1])
 
     def _answer(self) -> tuple[dict[str, Any], Arrays]:
         answer = self.worker.receive(self._number)
