@@ -26,7 +26,7 @@ from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
-from bcppo.pool import Turns, Worker, wait, worker_stack
+from bcppo.pool import Turns, Worker, take_in, wait, worker_stack
 from bcppo.queued import Arriving
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
 from bcppo.run import Run, Trainer, leave, make_config, resolve_device
@@ -207,7 +207,7 @@ def _train_stacked(
         workers = [Worker(python, turns) for _ in range(min(count, len(members)))]
         for worker in workers:
             ends.callback(worker.close)
-        fleet = _Fleet(workers, watch, apart=apart)
+        fleet = _Fleet(workers, turns, watch, apart=apart)
         stacks = _stacks(fleet.settled([fleet.open(member) for member in members]), apart=apart)
         # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
         if len(stacks) == 1 and not apart and not METHODS[members[0].method].off_policy:
@@ -231,8 +231,8 @@ def _stacks(runs: Iterable[Run], *, apart: bool) -> list[list[Run]]:
 class _Fleet:
     """Stacks that take turns."""
 
-    def __init__(self, workers: Sequence[Worker], watch: FleetWatch, *, apart: bool) -> None:
-        self._workers, self._watch, self._apart = workers, watch, apart
+    def __init__(self, workers: Sequence[Worker], turns: Turns, watch: FleetWatch, *, apart: bool) -> None:
+        self._workers, self._turns, self._watch, self._apart = workers, turns, watch, apart
         self._load = [0.0] * len(workers)
         self._at_work: dict[Iterator[Sequence[Any]], tuple[Trainer, Sequence[Any]]] = {}
 
@@ -240,7 +240,7 @@ class _Fleet:
         """A run in the workers that have the least to do."""
         hosts = []
         for _ in range(member.config.num_envs):
-            least = min(range(len(self._load)), key=self._load.__getitem__)
+            least = min(range(len(self._load)), key=lambda i: (bool(self._workers[i].given_up), self._load[i]))
             self._load[least] += STEP_COSTS.get(member.config.task, 1.0) / member.config.num_envs
             hosts.append(self._workers[least])
         return Run(member.method, member.config, member.folder, hosts=hosts)
@@ -268,13 +268,15 @@ class _Fleet:
     def work(self) -> None:
         """Until every stack is done: whichever has its answers goes on."""
         while self._at_work:
-            waiting = [(work, *entry) for work, entry in self._at_work.items()]
-            ready = [entry for entry in waiting if all(collector.ready() for collector in entry[2])]
-            for work, trainer, _ in ready[:1]:
-                self._go_on(work, trainer)
-            if not ready:
+            if self._turns.waiting:
+                take_in(self._workers, 0.0)  # so that their turns pass on
+            ready = (work for work, (_, awaited) in self._at_work.items() if all(one.ready() for one in awaited))
+            # The first and no other: to look at one may bring a dead worker back, and take away what others had.
+            if work := next(ready, None):
+                self._go_on(work, self._at_work[work][0])
+            else:
                 # The end of an update on a GPU wakes nobody: it is looked for.
-                updating = any(isinstance(one, Arriving) for _, _, entry in waiting for one in entry)
+                updating = any(isinstance(one, Arriving) for _, awaited in self._at_work.values() for one in awaited)
                 wait(self._workers, _BETWEEN_LOOKS if updating else _PATIENCE)
 
     def _go_on(self, work: Iterator[Sequence[Any]], trainer: Trainer) -> None:

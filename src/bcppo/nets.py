@@ -8,6 +8,7 @@ is in the stack; a test holds that, and says for which odd sizes it does not.
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -113,8 +114,10 @@ def capture_pieces(pieces: Sequence[Callable[[], Any]], changing: Sequence[Tenso
     leaves behind, also to differentiate it: all are captured on one stream, where the backward pass of one looks for
     the forward pass of another.
 
-    It is tried a few times first, so that what is made once (cuBLAS's workspace, say) does not enter the graphs.
+    It is tried a few times first, so that what is made once does not enter the graphs. cuBLAS's workspaces do: PyTorch
+    keeps one a stream, of which it has only some to hand out, and graphs that are replayed side by side must not share.
     """
+    gc.collect()  # a graph that nobody has any more must not be destroyed while another is captured
     before = [tensor.clone() for tensor in changing]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -125,10 +128,12 @@ def capture_pieces(pieces: Sequence[Callable[[], Any]], changing: Sequence[Tenso
     torch.cuda.current_stream().wait_stream(side)
     graphs = []
     for piece in pieces:
+        torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
             piece()
         graphs.append(graph)
+    torch._C._cuda_clearCublasWorkspaces()
     for tensor, value in zip(changing, before):
         tensor.copy_(value)
     return graphs

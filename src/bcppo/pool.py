@@ -60,11 +60,12 @@ class Turns:
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._at_work: dict[Worker, int] = {}
-        self._waiting: list[tuple[Worker, dict[str, Any]]] = []
+        self.waiting: list[tuple[Worker, dict[str, Any]]] = []
+        """Requests whose turn has not come."""
 
     def ask(self, worker: Worker, header: dict[str, Any]) -> None:
         """Send a request when its turn comes."""
-        self._waiting.append((worker, header))
+        self.waiting.append((worker, header))
         self._go_on()
 
     def answered(self, worker: Worker, environment: int) -> None:
@@ -76,17 +77,17 @@ class Turns:
     def forget(self, worker: Worker) -> None:
         """A worker is dead: what it was asked will be asked again."""
         self._at_work.pop(worker, None)
-        self._waiting = [request for request in self._waiting if request[0] is not worker]
+        self.waiting = [request for request in self.waiting if request[0] is not worker]
         self._go_on()
 
     def _go_on(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for worker, header in waiting:
             if len(self._at_work) < self._at_once and worker not in self._at_work:
                 self._at_work[worker] = header["environment"]
                 worker.send(header, {})
             else:
-                self._waiting.append((worker, header))
+                self.waiting.append((worker, header))
 
 
 class Worker:
@@ -104,6 +105,8 @@ class Worker:
         self._views: dict[int, tuple[Places, Arrays]] = {}
         self._used = self.deaths = 0  # deaths since it last answered
         self._reviving = False
+        self.given_up = ""
+        """Why it will not answer any more, where that is so."""
         self._looked = 0.0
         self.outstanding = 0
         """Steps that are awaited in shared memory."""
@@ -155,16 +158,22 @@ class Worker:
 
     def ready(self, number: int) -> bool:
         """Whether an environment's answer is there (or its worker is dead, which `receive` mends)."""
-        while not self._inbox[number] and select.select([self], [], [], 0.0)[0]:
-            self._read()
-        return bool(self._inbox[number])
+        while not (self._inbox[number] or self.given_up) and select.select([self], [], [], 0.0)[0]:
+            self.hear()
+        return bool(self._inbox[number] or self.given_up)
 
-    def take_in(self) -> None:
-        """Read the answer that is there, for whichever environment; a dead process is started again."""
-        self._read()
+    def hear(self) -> None:
+        """Read an answer that is there, for whichever environment. A dead process is started again, or is given up:
+        whoever waits for it next is told why."""
+        try:
+            self._read()
+        except BcppoError as error:  # also one of putting its environments back
+            self._give_up(str(error))
 
     def receive(self, number: int) -> tuple[dict[str, Any], Arrays]:
         while not self._inbox[number]:
+            if self.given_up:
+                raise BcppoError(self.given_up)
             self._read()
         header, arrays = self._inbox[number].popleft()
         if "error" in header:
@@ -206,6 +215,11 @@ class Worker:
                 continue
             finally:
                 self.deaths, self._reviving = deaths, False  # being put back is no answer yet
+
+    def _give_up(self, why: str) -> None:
+        self.given_up = why
+        if self.turns:
+            self.turns.forget(self)
 
     def place(self, like: Mapping[str, tuple[str, Sequence[int]]]) -> Places:
         """Room in shared memory for arrays of some (dtype, shape), for as long as the worker lives."""
@@ -279,10 +293,15 @@ def crowded() -> bool:
 def wait(workers: Sequence[Worker], seconds: float) -> None:
     """Until one of the workers has something to say; returns at once where one may say it in shared memory.
 
-    What was said is taken in, whoever it is for: left in the pipe, it would end the next wait as soon as it began.
+    What was said is taken in: left in the pipe, it would end the next wait as soon as it began.
     """
     if any(worker.outstanding for worker in workers):
         rest(crowded())
-        return
-    for worker in select.select(list(workers), [], [], seconds)[0]:
-        worker.take_in()
+    else:
+        take_in(workers, seconds)
+
+
+def take_in(workers: Sequence[Worker], seconds: float) -> None:
+    """Read what workers say within so many seconds, whoever it is for; returns when some have been heard."""
+    for worker in select.select([worker for worker in workers if not worker.given_up], [], [], seconds)[0]:
+        worker.hear()

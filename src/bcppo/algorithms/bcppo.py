@@ -204,7 +204,8 @@ class BCPPO:
             discount=self._discount.repeat_interleave(2 * batch.environments, 0),
             trace_decay=self._trace.repeat_interleave(2 * batch.environments, 0),
         )
-        advantage, target = (part.float().view_as(signals).unbind(1) for part in estimates)
+        apart = (part.float().view_as(signals).transpose(0, 1).contiguous() for part in estimates)
+        advantage, target = (part.unbind(0) for part in apart)
         critics_target = td_target(batch.cost, values[1][:, 1], batch.terminated, self._discount)
         return Advantage(advantage[0], target[0]), Advantage(advantage[1], target[1]), critics_target.float()
 
