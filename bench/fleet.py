@@ -1,12 +1,12 @@
 """How fast fleets train, beside the raw physics of the same cores: `python bench/fleet.py [--tasks …] [--runs 1 5 30]`.
 
 Fleets of growing size are trained for some updates, the first of which are not counted: environment steps a second of
-all runs together, seconds for a million steps of every run, the GPU's utilisation and memory, and the resident memory
-of learner and workers. Beside each, the raw rate: one process a worker, all at once, each doing nothing but the physics
-of that task's steps. Contacts make physics slower, and a policy chooses its contacts, so it is measured at the states
-of random actions (before the fleet and after it: machines are noisy), at those which the fleet's final policies visit,
-and as a bare loop, MuJoCo left to itself under random controls. Nobody moves Button's gremlins in that: they come to
-lie on the floor, and their contacts make it slower than any episode.
+all runs together, seconds for a million steps of every run, how busy the cores were, the GPU's utilisation and memory,
+and the resident memory of learner and workers. Beside each, the raw rate: one process a worker, all at once, each doing
+nothing but the physics of that task's steps. Contacts make physics slower, and a policy chooses its contacts, so it is
+measured at the states of random actions (before the fleet and after it: machines are noisy), at those which the fleet's
+final policies visit, and as a bare loop, MuJoCo left to itself under random controls. Nobody moves Button's gremlins in
+that: they come to lie on the floor, and their contacts make it slower than any episode.
 `--json` keeps the rows, `--plot` draws cost against growth. On a GPU fleets are stacked; on the CPU each run has a
 process.
 """
@@ -134,6 +134,36 @@ class GpuMeter(threading.Thread):
             self.over = True
 
 
+class CoreMeter(threading.Thread):
+    """The processor's seconds that this process and its children have used, asked five times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[tuple[float, float]] = []
+        self.over = False
+
+    def run(self) -> None:
+        while not self.over:
+            self.samples.append((perf_counter(), sum(processor_seconds(pid) for pid in descendants())))
+            sleep(0.2)
+
+    def busy(self, begin: float, end: float) -> float:
+        """The share of all cores' time that was used between these moments."""
+        within = [sample for sample in self.samples if begin <= sample[0] <= end]
+        if len(within) < 2:
+            return float("nan")
+        (first, used_before), (last, used_after) = within[0], within[-1]
+        return (used_after - used_before) / (last - first) / len(os.sched_getaffinity(0))
+
+
+def processor_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def resident_megabytes(pids: list[int]) -> float:
     total = 0
     for pid in pids:
@@ -182,13 +212,14 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
     quiet = {"eval_every": 0, "eval_episodes": 1, "checkpoint_every": 10**9, "tensorboard": False}
     steps = rollout * (updates + 1)
     runs = [(method, make_config(method, task, seed=seed, steps=steps, **quiet)) for seed in range(count)]
-    clock, meter = Clock(), GpuMeter()
+    clock, meter, cores = Clock(), GpuMeter(), CoreMeter()
     cuda = options.device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         meter.start()
     with tempfile.TemporaryDirectory() as folder:
         before = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        cores.start()
         folders = train_fleet(
             runs,
             out=folder,
@@ -197,7 +228,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
             worker_python=options.worker_python,
             watch=clock,
         )
-        meter.over = True
+        meter.over = cores.over = True
         policies = [str(one / "policy.safetensors") for one in folders]
         visited = raw_rate(task, options.workers, options.raw_seconds, policies)
         after = raw_rate(task, options.workers, options.raw_seconds, ["-"])
@@ -216,7 +247,8 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         "raw_random": [before, after], "raw_visited": visited, "raw_loop": loop,
         "gpu_utilisation": statistics.mean(busy) if busy else float("nan"),
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
-        "resident_megabytes": clock.megabytes, "workers": options.workers, "measured_seconds": end - begin,
+        "resident_megabytes": clock.megabytes, "cores_busy": cores.busy(begin, end),
+        "workers": options.workers, "measured_seconds": end - begin,
     }  # fmt: skip
 
 
@@ -264,6 +296,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["goal1"])
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 5, 10, 30])
     parser.add_argument("--updates", type=int, default=6, help="updates of each run that are counted")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each fleet is measured: machines are noisy")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--worker-python")
@@ -291,19 +324,26 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
     for task in options.tasks:
         print(f"\n{task}, {options.workers} workers; raw: physics alone, in steps/s, on the same cores\n", flush=True)
         print("| runs | steps/s, all | raw, random actions (before, after) | the runs' own states | bare loop "
-              "| share of each | s per 10⁶ steps of all | GPU % | GPU MB | MB resident | window, s |")  # fmt: skip
-        print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
-        for count in options.runs:
+              "| share of each | s per 10⁶ steps of all | cores busy % | GPU % | GPU MB | MB resident "
+              "| window, s |")  # fmt: skip
+        print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+        for count in (count for count in options.runs for _ in range(options.rounds)):
             row = measure(options.method, task, count, options.updates, options)
             rows.append(row)
             (before, after), visited, loop = row["raw_random"], row["raw_visited"], row["raw_loop"]
             shares = " / ".join(f"{row['rate'] / raw:.2f}" for raw in (before, after, visited, loop))
             print(
                 f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {loop:,.0f} "
-                f"| {shares} | {row['seconds_per_million']:,.0f} | {row['gpu_utilisation']:.0f} "
+                f"| {shares} | {row['seconds_per_million']:,.0f} | {100 * row['cores_busy']:.0f} "
+                f"| {row['gpu_utilisation']:.0f} "
                 f"| {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
                 flush=True,
             )
+        if options.rounds > 1:
+            for count in options.runs:
+                own = [row["rate"] / row["raw_visited"] for row in rows if (row["task"], row["runs"]) == (task, count)]
+                shares = ", ".join(f"{share:.2f}" for share in sorted(own))
+                print(f"\n{count} runs, share of the runs' own states: {shares}; median {statistics.median(own):.2f}")
     return rows
 
 

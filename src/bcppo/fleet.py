@@ -38,8 +38,9 @@ from bcppo.watch import FleetWatch
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
 """How long a step of a task takes, roughly: for sharing environments out among workers."""
 
-TURNS = 3
-"""Parts into which runs that could all share a stack are divided, to take turns."""
+PART, FEWEST_PARTS, MOST_PARTS = 5, 3, 6
+"""Runs that could all share a stack are divided into parts of so many, to take turns. Smaller parts wait less for their
+slowest run, but each costs the learner an update."""
 
 _PATIENCE, _BETWEEN_LOOKS = 1.0, 0.0005
 """Seconds to wait for workers at most; while a GPU is at an update, too."""
@@ -211,7 +212,7 @@ def _train_stacked(
         stacks = _stacks(fleet.settled([fleet.open(member) for member in members]), apart=apart)
         # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
         if len(stacks) == 1 and not apart and not METHODS[members[0].method].off_policy:
-            stacks = [part for first in range(TURNS) if (part := stacks[0][first::TURNS])]
+            stacks = _parts(stacks[0])
         for stack in stacks:
             fleet.launch(stack)
         fleet.work()
@@ -226,6 +227,11 @@ def _stacks(runs: Iterable[Run], *, apart: bool) -> list[list[Run]]:
         bounds = [bound.tobytes() for bound in run.bounds]
         groups.setdefault((protocol, run.method, run.widths, run.folder_step(), *shape, *bounds), []).append(run)
     return list(groups.values())
+
+
+def _parts(stack: list[Run]) -> list[list[Run]]:
+    count = min(max(len(stack) // PART, FEWEST_PARTS), MOST_PARTS)
+    return [part for first in range(count) if (part := stack[first::count])]
 
 
 class _Fleet:

@@ -43,7 +43,7 @@ class RareEventCost(gymnasium.Wrapper):
     def step(self, action):
         executed = _executed(action, self._low, self._high)
         hit = self._beyond
-        cost = self.task.action_cost * float(executed @ executed) + (self.task.boundary_cost if hit else 0.0)
+        cost = self.task.action_cost * float(executed.dot(executed)) + (self.task.boundary_cost if hit else 0.0)
         observation, reward, terminated, truncated, info = self.env.step(executed)
         self._beyond = self._is_beyond(observation)
         info["native_cost"] = float(info.get("cost", 0.0))
@@ -52,7 +52,7 @@ class RareEventCost(gymnasium.Wrapper):
         return observation, reward, terminated, truncated, info
 
     def _is_beyond(self, observation: np.ndarray) -> bool:
-        return math.sqrt(float(observation @ observation)) > self.task.threshold
+        return math.sqrt(float(observation.dot(observation))) > self.task.threshold
 
 
 class OwnCost(gymnasium.Wrapper):
@@ -136,7 +136,7 @@ def _executed(action: Any, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     if action.shape != low.shape:
         raise ConfigError(f"An action has shape {low.shape} here, but shape {action.shape} was given.")
     # The squared norm alone decides in nearly every step; it can overflow, so it does not condemn.
-    if not math.isfinite(float(action @ action)) and not np.isfinite(action).all():
+    if not math.isfinite(float(action.dot(action))) and not np.isfinite(action).all():
         raise ConfigError(f"The action {action.tolist()} is not finite.")
     return np.minimum(np.maximum(action, low), high)
 
