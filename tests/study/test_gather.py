@@ -42,6 +42,23 @@ def test_a_piece_is_added_to_what_is_there(pieces: tuple[Path, Path, Path], tmp_
     assert study_results(tmp_path / "all") == study_results(both)
 
 
+def test_a_run_is_entered_as_where_it_was_run(pieces: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Another device than the folder had it down for: a piece from a GPU comes to one that waits for the CPU's."""
+    one, _, both = pieces
+    shutil.copytree(both, tmp_path / "all")
+    for run in (tmp_path / "all" / "runs").glob("*-seed0"):
+        shutil.rmtree(run)
+    shutil.copytree(one, tmp_path / "gpu")
+    for file in [tmp_path / "gpu" / "study.json", *(tmp_path / "gpu" / "runs").glob("*-seed0/config.json")]:
+        file.write_text(file.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    whole, new = gather([tmp_path / "gpu"], tmp_path / "all")
+    folder = StudyFolder(tmp_path / "all")
+    assert [whole.by_id[id].config.device for id in new] == ["cuda"]
+    assert sorted(entry.config.device for entry in folder.study().runs) == ["cpu", "cuda"]
+    for entry in folder.study().runs:
+        folder.check(entry)
+
+
 def test_different_results_of_one_run_are_refused_and_nothing_is_copied(
     pieces: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:

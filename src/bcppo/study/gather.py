@@ -26,7 +26,7 @@ def gather(pieces: Sequence[Path], out: Path) -> tuple[Study, list[str]]:
     studies = [folder.study() for folder in folders]
     goal = StudyFolder(out)
     there = goal.study() if goal.exists else None
-    whole = _whole([*([there] if there else []), *studies])
+    whole = _whole([*([(goal, there)] if there else []), *zip(folders, studies)])
     found = _agreed([goal, *folders], whole)
     if there is None:
         goal.adopt(whole)
@@ -38,17 +38,23 @@ def gather(pieces: Sequence[Path], out: Path) -> tuple[Study, list[str]]:
     return whole, new
 
 
-def _whole(studies: Sequence[Study]) -> Study:
-    """All runs of the pieces, and of a named study those that no piece has."""
-    first = studies[0]
-    for study in studies[1:]:
+def _whole(pieces: Sequence[tuple[StudyFolder, Study]]) -> Study:
+    """All runs of the pieces, and of a named study those that no piece has. A run is entered as where it was
+    run: elsewhere it may have been meant for another device."""
+    first = pieces[0][1]
+    for _, study in pieces[1:]:
         if study.name != first.name:
             raise StudyError(f"These are pieces of two studies, '{first.name}' and '{study.name}'.")
     entries: dict[str, Entry] = {}
-    for study in studies:
+    ended: set[str] = set()
+    for folder, study in pieces:
+        here = _ended(folder, study)
         for entry in study.runs:
             if entry.protocol != entries.setdefault(entry.id, entry).protocol:
                 raise StudyError(f"The run {entry.id} has other settings in one piece than in another.")
+            if entry.id in here and entry.id not in ended:
+                entries[entry.id] = entry
+        ended |= here.keys()
     if first.name in DESIGNS:
         design = expand(DESIGNS[first.name])
         entries = {entry.id: entries.get(entry.id, entry) for entry in design.runs} | entries
