@@ -25,7 +25,7 @@ from bcppo.errors import BcppoError, FolderError
 from bcppo.evaluation import evaluate
 from bcppo.exporting import export
 from bcppo.fleet import train_fleet
-from bcppo.kept import check_kept, policy_parts, read_networks
+from bcppo.kept import check_kept, policy_parts, read_manifest, read_networks
 from bcppo.records import RunFolder, write_tensors
 from bcppo.run import make_config, resume
 from bcppo.streams import Streams
@@ -244,8 +244,25 @@ def test_keeping_again_changes_nothing_and_another_run_of_that_name_is_refused(
         assert files() == before
     with pytest.raises(FolderError, match="Two of the runs are named binding"):
         keep([runs / "binding", tmp_path / "other"], tmp_path / "new")
-    with pytest.raises(FolderError, match="kept run already"):
-        keep([kept / "binding"], tmp_path / "new")
+
+
+def test_runs_kept_elsewhere_are_taken_over_once_their_hashes_hold(runs: Path, kept: Path, tmp_path: Path) -> None:
+    one, new = tmp_path / "one", tmp_path / "new"
+    keep([runs / "binding"], one, compressed=True)
+    keep([runs / "slack"], new)
+    keep([one], new)
+    whole = read_manifest(new)
+    assert whole.keys() >= read_manifest(one).keys()
+    assert {file: known for file, known in whole.items() if file in read_manifest(one)} == read_manifest(one)
+    check_kept(new / "binding")
+    keep([kept / "binding"], tmp_path / "small", compressed=True)
+    assert read_manifest(tmp_path / "small") == read_manifest(one)
+    with pytest.raises(FolderError, match="was kept with V_r"):
+        keep([one], tmp_path / "other", reward_value=False)
+    (one / "binding" / "config.json").write_text("{}")
+    with pytest.raises(FolderError, match="bytes"):
+        keep([one], tmp_path / "other")
+    assert not (tmp_path / "other" / "binding").exists()
 
 
 def test_a_command_killed_between_manifest_and_folder_is_ended_by_the_next(runs: Path, kept: Path, copy: Path) -> None:

@@ -18,11 +18,14 @@ from bcppo.kept import (
     MANIFEST,
     NETWORKS,
     POLICY,
+    READ,
+    check_kept,
     compress,
     describe,
     is_kept,
     policy_parts,
     read_manifest,
+    read_networks,
 )
 from bcppo.records import RunFolder, read_json, write_json, write_rows, write_tensors
 from bcppo.tensors import read_tensors
@@ -43,7 +46,8 @@ class Kept:
 def keep(
     runs: Sequence[str | Path], out: str | Path, *, compressed: bool = False, reward_value: bool = True
 ) -> list[Kept]:
-    """Keep runs (run folders, folders of them, studies' folders) in `out`, beside those that are there.
+    """Keep runs (run folders, folders of them, studies' folders) in `out`, beside those that are there. Runs that were
+    kept elsewhere are taken over as they are, once their hashes are seen to hold.
 
     `compressed` writes the networks as xz. Without `reward_value`, V_r is left out: one actor update, which
     `intervention` and a check of `theory` take, is then not to be had of these runs; all else is.
@@ -84,7 +88,8 @@ def _fill(part: Path, run: Found, compressed: bool, reward_value: bool) -> None:
     from bcppo.diagnostics.measure.networks import take_networks
 
     if is_kept(run.folder.path):
-        raise FolderError("it is a kept run already.")
+        _take_over(part, run.folder.path, compressed, reward_value)
+        return
     read_json(run.folder / "provenance.json")
     run.folder.read_rows("evaluations")
     for name in COPIED:
@@ -104,8 +109,24 @@ def _fill(part: Path, run: Found, compressed: bool, reward_value: bool) -> None:
             notes["policy"] = POLICY
     write_tensors(part / NETWORKS, tensors, notes)
     if compressed:
-        (part / COMPRESSED).write_bytes(compress((part / NETWORKS).read_bytes()))
-        (part / NETWORKS).unlink()
+        _compress(part)
+
+
+def _take_over(part: Path, kept: Path, compressed: bool, reward_value: bool) -> None:
+    """A run that was kept elsewhere, as it is."""
+    check_kept(kept)
+    if not reward_value and read_networks(kept)[1]["reward_value"] == "kept":
+        raise FolderError("it was kept with V_r, which is left out only when a run folder is kept.")
+    for name in READ:
+        if (kept / name).exists():
+            (part / name).write_bytes((kept / name).read_bytes())
+    if compressed and (part / NETWORKS).exists():
+        _compress(part)
+
+
+def _compress(part: Path) -> None:
+    (part / COMPRESSED).write_bytes(compress((part / NETWORKS).read_bytes()))
+    (part / NETWORKS).unlink()
 
 
 def _place(part: Path, out: Path, name: str) -> None:
