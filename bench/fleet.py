@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 
 from simulators import STATE
 
@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def raw_child(task: str, seconds: float, policy: str) -> None:
-    """(Steps, seconds) of bare physics at the states a policy visits, begun when a line comes in.
+    """(Steps, their seconds, share of a core) of bare physics at a policy's states, begun when a line comes in.
 
     Ten mj_step and one mj_forward for the navigation tasks, Gymnasium's frame skip for the others; `policy` is a run's
     file, or '-' for actions drawn uniformly, or 'loop' for a bare loop. States are visited first; only MuJoCo is timed.
@@ -52,8 +52,8 @@ def raw_child(task: str, seconds: float, policy: str) -> None:
     arrays = [getattr(data, name) for name in STATE]
     print("ready", flush=True)
     sys.stdin.readline()
-    count, spent, end = 0, 0.0, perf_counter() + seconds
-    while perf_counter() < end:
+    count, spent, begin, used = 0, 0.0, perf_counter(), process_time()
+    while perf_counter() < begin + seconds:
         control, values = moments[count % len(moments)]
         for array, value in zip(arrays, () if bare else values):
             array[:] = value
@@ -64,7 +64,7 @@ def raw_child(task: str, seconds: float, policy: str) -> None:
             mujoco.mj_forward(model, data)
         spent += perf_counter() - start
         count += 1
-    print(count, spent)
+    print(count, spent, (process_time() - used) / (perf_counter() - begin))
 
 
 def visits(env, policy: str, steps: int = 2000) -> list[tuple]:
@@ -87,8 +87,8 @@ def visits(env, policy: str, steps: int = 2000) -> list[tuple]:
     return moments
 
 
-def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> float:
-    """Steps a second of all workers together, each at the states of one of these policies."""
+def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> tuple[float, float]:
+    """(Steps a second of all workers together, each at the states of one of these policies; how busy the cores were)"""
     children = [
         subprocess.Popen(
             [sys.executable, __file__, "--raw-child", task, str(seconds), policies[index % len(policies)]],
@@ -102,7 +102,8 @@ def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> fl
         child.stdin.write("\n")  # type: ignore[union-attr]
         child.stdin.flush()  # type: ignore[union-attr]
     results = [child.communicate()[0].split() for child in children]
-    return sum(int(count) / float(spent) for count, spent in results)
+    busy = sum(float(share) for _, _, share in results) / len(os.sched_getaffinity(0))
+    return sum(int(count) / float(spent) for count, spent, _ in results), busy
 
 
 # --- a fleet ----------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         torch.cuda.reset_peak_memory_stats()
         meter.start()
     with tempfile.TemporaryDirectory() as folder:
-        before = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        before, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
         cores.start()
         folders = train_fleet(
             runs,
@@ -230,9 +231,9 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         )
         meter.over = cores.over = True
         policies = [str(one / "policy.safetensors") for one in folders]
-        visited = raw_rate(task, options.workers, options.raw_seconds, policies)
-        after = raw_rate(task, options.workers, options.raw_seconds, ["-"])
-        loop = raw_rate(task, options.workers, options.raw_seconds, ["loop"])
+        visited, raw_busy = raw_rate(task, options.workers, options.raw_seconds, policies)
+        after, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        loop, _ = raw_rate(task, options.workers, options.raw_seconds, ["loop"])
     # From the moment every run has been through its first updates until the first run is through with its last.
     skip = 1 if updates > 2 else 0
     begin = max(marks[skip][0] for marks in clock.marks.values())
@@ -248,7 +249,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         "gpu_utilisation": statistics.mean(busy) if busy else float("nan"),
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
         "resident_megabytes": clock.megabytes, "cores_busy": cores.busy(begin, end),
-        "workers": options.workers, "measured_seconds": end - begin,
+        "raw_cores_busy": raw_busy, "workers": options.workers, "measured_seconds": end - begin,
     }  # fmt: skip
 
 
@@ -324,7 +325,7 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
     for task in options.tasks:
         print(f"\n{task}, {options.workers} workers; raw: physics alone, in steps/s, on the same cores\n", flush=True)
         print("| runs | steps/s, all | raw, random actions (before, after) | the runs' own states | bare loop "
-              "| share of each | s per 10⁶ steps of all | cores busy % | GPU % | GPU MB | MB resident "
+              "| share of each | s per 10⁶ steps of all | cores busy %, raw % | GPU % | GPU MB | MB resident "
               "| window, s |")  # fmt: skip
         print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
         for count in (count for count in options.runs for _ in range(options.rounds)):
@@ -334,7 +335,8 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
             shares = " / ".join(f"{row['rate'] / raw:.2f}" for raw in (before, after, visited, loop))
             print(
                 f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {loop:,.0f} "
-                f"| {shares} | {row['seconds_per_million']:,.0f} | {100 * row['cores_busy']:.0f} "
+                f"| {shares} | {row['seconds_per_million']:,.0f} | {100 * row['cores_busy']:.0f}, "
+                f"{100 * row['raw_cores_busy']:.0f} "
                 f"| {row['gpu_utilisation']:.0f} "
                 f"| {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
                 flush=True,
