@@ -22,6 +22,7 @@ import torch
 from bcppo.algorithms import METHODS
 from bcppo.algorithms.batch import Batch
 from bcppo.nets import keep_freed_memory
+from bcppo.queued import settled
 from bcppo.settings import paper_preset
 from bcppo.streams import Streams
 
@@ -105,7 +106,7 @@ def measure_cpo(rounds: int) -> None:
         before = one.policy.flat.detach().clone()
 
         def step(prepared=prepared, excess=constraint.excess) -> None:
-            one._search(prepared, one._solve(prepared, excess), excess)
+            settled(one._search(prepared, one._solve(prepared, excess), excess))
 
         policy.append(timed(step))
         with torch.no_grad():

@@ -58,10 +58,22 @@ class OnPolicyLoop:
         collected = perf_counter()
         with self._queue.entered():
             batch = stack_rollouts(rollouts, *self._runs[0].bounds, self._device)
-            arriving = Arriving(self._learner.update(batch), self._learner.policy.flat)
+        updated = yield from self._queued(self._learner.updating(batch))
+        with self._queue.entered():
+            arriving = Arriving(updated, self._learner.policy.flat)
         yield [arriving]
         metrics, (self._weights,) = arriving.get()
         return Advance(rollouts, metrics, True, {"collect": collected - before, "update": perf_counter() - collected})
+
+    def _queued(self, work: Generator[Arriving, None, Any]) -> Generator[Sequence[Any], None, Any]:
+        """Work of the learner's in its queue; others' may go on while it waits."""
+        while True:
+            with self._queue.entered():
+                try:
+                    awaited = next(work)
+                except StopIteration as end:
+                    return end.value
+            yield [awaited]
 
     def notes(self, index: int) -> dict[str, str]:
         """What a run's checkpoint says beside the learner's state."""

@@ -5,12 +5,15 @@ On the CPU work is done when it is asked for, and there is nothing to wait for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 class Queue:
@@ -62,3 +65,12 @@ class Arriving:
         for rows in self._metrics:
             found |= zip(self._names, rows.numpy())
         return found, self._tensors
+
+
+def settled(work: Generator[Arriving, None, Result]) -> Result:
+    """What comes of work that hands over what it waits for; waited for here and now."""
+    while True:
+        try:
+            next(work)  # it asks what arrives for its numbers, and that waits
+        except StopIteration as end:
+            return end.value

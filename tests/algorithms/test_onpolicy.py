@@ -93,6 +93,30 @@ def test_the_papers_sizes_are_bit_equal_in_a_stack(kind: Any, config: type[OmniC
         assert torch.equal(ours[:1], own)
 
 
+@pytest.mark.parametrize(("kind", "config"), ALL)
+def test_updates_that_wait_for_the_device_let_others_go_on_and_come_out_the_same(
+    kind: Any, config: type[OmniConfig]
+) -> None:
+    """Where an update has to look at a number, a fleet turns to another stack; here, to another learner."""
+    settings = [config(**(SMALL | {"cost_limit_rate": limit})) for limit in (0.5, 3.0)]
+    ours, plain = [make(kind, one) for one in settings], [make(kind, one) for one in settings]
+    for seed in range(2):
+        works = [one.updating(batch(10 * index + seed)) for index, one in enumerate(ours)]
+        waits, metrics = [0, 0], [{}, {}]
+        while not all(metrics):
+            for index, work in enumerate(works):
+                try:
+                    waits[index] += next(work).ready()
+                except StopIteration as end:
+                    metrics[index] = metrics[index] or end.value
+        for index, one in enumerate(plain):
+            assert same(one.update(batch(10 * index + seed)), metrics[index])
+        key = "accepted_step" if kind is CPO else "epochs"
+        assert waits == [max(int(own[key]), 1) for own in metrics]
+    for one, other in zip(ours, plain):
+        assert same(state(one), state(other))
+
+
 def test_learning_rate_reaches_zero_with_the_end() -> None:
     settings = PPOLagConfig(**(SMALL | {"steps": 4 * 64}), target_kl=1e6)
     learner, constant = make(PPOLag, settings), make(PPOLag, dataclasses.replace(settings, learning_rate_decay=False))

@@ -6,7 +6,7 @@ signal* (below: `Disagreement`): what is added to the cost advantage, and the cr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from bcppo.math.surrogate import (
     masked_td_loss,
 )
 from bcppo.nets import GaussianPolicy, Stack
+from bcppo.queued import Arriving
 from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 
@@ -172,6 +173,11 @@ class BCPPO:
             self._seen = absorb(self._seen, observed, [True] * len(observed))
         means = {name: total(values) / len(values) for name, values in seen.items()}
         return means | self._controller_metrics(batch, terms)
+
+    def updating(self, batch: Batch) -> Generator[Arriving, None, Metrics]:
+        """The same. Nothing in it waits for the device."""
+        yield from ()
+        return self.update(batch)
 
     def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
         """One minibatch of Algorithm 1: the rows [R, B] of each run's rollout."""

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcppo.algorithms.onpolicy import Metrics, OnPolicy, Sample, Tally
+from bcppo.algorithms.onpolicy import OnPolicy, Sample, Tally, Updating
 from bcppo.algorithms.repeated import Repeated
 from bcppo.errors import ConfigError
 from bcppo.math.surrogate import gaussian_log_prob
 from bcppo.math.trust_region import Step, conjugate_gradients, constrained_step, dot
+from bcppo.queued import Arriving
 
 DECAY = 0.8
 """Each step length tried is so much of the one before."""
@@ -33,10 +34,10 @@ class CPO(OnPolicy):
         if len(set(self._steps)) > 1 or len(set(self._search_steps)) > 1:
             raise ConfigError("Runs of one stack must agree on conjugate_gradient_steps and search_steps.")
 
-    def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+    def improve(self, rollout: Sample, excess: Tensor) -> Updating:
         excess = excess.to(self._device)
         step = self._solve(rollout, excess)
-        found = self._search(rollout, step, excess)
+        found = yield from self._search(rollout, step, excess)
         self.controller = self.controller._replace(multiplier=step.cost_multiplier.cpu())
         minibatch = self._values_minibatch()
         minibatch.begin(tuple(vars(rollout).values()))
@@ -82,7 +83,7 @@ class CPO(OnPolicy):
         )
 
     @torch.no_grad()
-    def _search(self, rollout: Sample, step: Step, excess: Tensor) -> Metrics:
+    def _search(self, rollout: Sample, step: Step, excess: Tensor) -> Updating:
         """The longest of the step lengths 1, 0.8, 0.64, … that keeps what the step promised, or 0 where none does."""
         before = self.policy.flat.detach().clone()
         old_log_std = self.policy.log_std.clone()
@@ -101,7 +102,9 @@ class CPO(OnPolicy):
             good &= divergence <= self._target_kl
             accepted = torch.where(searching & good, float(tried), accepted)
             kl = torch.where(searching & good, divergence, kl)
-            if bool((accepted > 0).all()):
+            arriving = Arriving({}, (accepted > 0).all())
+            yield arriving
+            if bool(arriving.get()[1][0]):
                 break
         self._move(before, step.direction * _length(accepted).to(self._dtype).unsqueeze(1))
         return {"kl": kl, "accepted_step": accepted}

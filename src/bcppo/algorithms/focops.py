@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bcppo.algorithms.onpolicy import Metrics, OnPolicy, Sample
+from bcppo.algorithms.onpolicy import OnPolicy, Sample, Updating
 from bcppo.math.surrogate import gaussian_log_prob
 from bcppo.math.trust_region import gaussian_kl
 
@@ -25,7 +25,7 @@ class FOCOPS(OnPolicy):
         self._eta, self._temperature = (self.vector(f).to(self._dtype).unsqueeze(1) for f in ("eta", "temperature"))
         self._broadcast = torch.tensor([c.broadcast_kl for c in self.configs], device=self._device)
 
-    def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+    def improve(self, rollout: Sample, excess: Tensor) -> Updating:
         multiplier = self.ascend_multiplier(excess, self._ceiling)
         return self.descend_epochs(rollout, multiplier, self._loss)
 

@@ -7,7 +7,7 @@ then on neither its weights nor its optimisers' state nor its random stream move
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
 from bcppo.math.trust_region import gaussian_kl
 from bcppo.nets import GaussianPolicy, Stack
+from bcppo.queued import Arriving, settled
 from bcppo.streams import Streams
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
@@ -69,6 +70,9 @@ class Constraint(NamedTuple):
     advantage_scale: Tensor  # what the cost advantage is multiplied with
 
 
+Updating = Generator[Arriving, None, Metrics]
+"""An update that hands over what it waits for: which runs' epochs are over, or how far a search has come."""
+
 Loss = Callable[[Sample, Tensor], Tensor]
 """(minibatch, log-std [R, act] of the rollout's policy) → a loss a run [R]"""
 
@@ -113,12 +117,17 @@ class OnPolicy:
         return torch.tensor(numbers, dtype=torch.float64, device="cpu" if host else self._device)
 
     def update(self, batch: Batch) -> Metrics:
-        """One cycle: statistic, advantages, policy and values; then the observations enter the running statistics."""
+        """One cycle: statistic, advantages, policy and values. The observations enter the running statistics, by which
+        the next cycle's are normalised."""
+        return settled(self.updating(batch))
+
+    def updating(self, batch: Batch) -> Updating:
+        """The same, where others can work while numbers come from the device."""
         constraint = self._measure(batch)
         rollout = self._prepare(batch, constraint.advantage_scale)
-        metrics = self.improve(rollout, constraint.excess)
-        self.controller = self.controller._replace(updates=self.controller.updates + 1)
         self._absorb(batch.observation)
+        metrics = yield from self.improve(rollout, constraint.excess)
+        self.controller = self.controller._replace(updates=self.controller.updates + 1)
         return metrics | {
             "mean_cost": batch.cost.mean(-1),
             "multiplier": self.controller.multiplier,
@@ -128,7 +137,7 @@ class OnPolicy:
             "window_length": constraint.episode_length,
         }
 
-    def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+    def improve(self, rollout: Sample, excess: Tensor) -> Updating:
         """Move policy, values and multiplier; each method's own."""
         raise NotImplementedError
 
@@ -237,7 +246,7 @@ class OnPolicy:
         self.controller = state._replace(multiplier=multiplier, first=first, second=second)
         return multiplier
 
-    def descend_epochs(self, rollout: Sample, multiplier: Tensor, loss: Loss) -> Metrics:
+    def descend_epochs(self, rollout: Sample, multiplier: Tensor, loss: Loss) -> Updating:
         """Epochs over (A_r − λ·A_c) / (1 + λ); a run leaves them once its KL divergence has passed the target."""
         done = self.controller.updates.tolist()
         self.policy_optimizer.rates = [
@@ -259,7 +268,9 @@ class OnPolicy:
             going = torch.tensor(active, device=self._device)
             epochs = epochs + going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)
-            active = (going & (kl <= self._target_kl)).tolist()
+            arriving = Arriving({}, going & (kl <= self._target_kl))
+            yield arriving
+            active = arriving.get()[1][0].tolist()
             if not any(active):
                 break
         for optimizer in self.optimizers().values():

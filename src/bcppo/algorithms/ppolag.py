@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bcppo.algorithms.onpolicy import Metrics, OnPolicy, Sample
+from bcppo.algorithms.onpolicy import OnPolicy, Sample, Updating
 from bcppo.math.surrogate import clipped_surrogate, gaussian_log_prob
 
 
@@ -17,7 +17,7 @@ class PPOLag(OnPolicy):
         super().__init__(*arguments, **options)
         self._clip = self.vector("clip").to(self._dtype).unsqueeze(1)
 
-    def improve(self, rollout: Sample, excess: Tensor) -> Metrics:
+    def improve(self, rollout: Sample, excess: Tensor) -> Updating:
         multiplier = self.ascend_multiplier(excess)
         return self.descend_epochs(rollout, multiplier, self._loss)
 
