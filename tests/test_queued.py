@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bcppo.queued import Arriving, Queue
+from bcppo.queued import Arriving, Launching, Queue, await_launches, settled
 
 
 def test_on_the_cpu_everything_has_arrived_and_is_a_copy() -> None:
@@ -18,3 +18,20 @@ def test_on_the_cpu_everything_has_arrived_and_is_a_copy() -> None:
     assert all(values.dtype == "float64" for values in metrics.values())
     assert kept.tolist() == [[1.0, 2.0]]
     assert not kept.requires_grad
+
+
+def test_on_the_cpu_what_is_launched_is_done_and_work_is_waited_for_where_it_is_asked() -> None:
+    done: list[int] = []
+
+    def work():
+        for number in (1, 2):
+            launching = Launching(lambda number=number: done.append(number), torch.device("cpu"))
+            assert launching.ready()
+            yield launching
+        arriving = Arriving({}, torch.tensor([3.0]))
+        yield arriving
+        return arriving.get()[1][0].tolist()
+
+    await_launches()
+    assert settled(work()) == [3.0]
+    assert done == [1, 2]

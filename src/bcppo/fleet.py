@@ -27,7 +27,7 @@ from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Turns, Worker, take_in, wait, worker_stack
-from bcppo.queued import Arriving
+from bcppo.queued import Awaited
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
 from bcppo.run import Run, Trainer, leave, make_config, resolve_device
 from bcppo.stack import SIMULATORS, versions
@@ -282,7 +282,7 @@ class _Fleet:
                 self._go_on(work, self._at_work[work][0])
             else:
                 # The end of an update on a GPU wakes nobody: it is looked for.
-                updating = any(isinstance(one, Arriving) for _, awaited in self._at_work.values() for one in awaited)
+                updating = any(isinstance(one, Awaited) for _, awaited in self._at_work.values() for one in awaited)
                 wait(self._workers, _BETWEEN_LOOKS if updating else _PATIENCE)
 
     def _go_on(self, work: Iterator[Sequence[Any]], trainer: Trainer) -> None:

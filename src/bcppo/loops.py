@@ -13,7 +13,7 @@ from bcppo.algorithms.batch import stack_rollouts
 from bcppo.errors import BcppoError, Diverged
 from bcppo.nets import LOG_STD_BOUNDS
 from bcppo.policy import NumpyPolicy
-from bcppo.queued import Arriving, Queue
+from bcppo.queued import Arriving, Awaited, Queue
 from bcppo.replay import ReplayFile
 from bcppo.rollout import Rollout
 
@@ -65,7 +65,7 @@ class OnPolicyLoop:
         metrics, (self._weights,) = arriving.get()
         return Advance(rollouts, metrics, True, {"collect": collected - before, "update": perf_counter() - collected})
 
-    def _queued(self, work: Generator[Arriving, None, Any]) -> Generator[Sequence[Any], None, Any]:
+    def _queued(self, work: Generator[Awaited, None, Any]) -> Generator[Sequence[Any], None, Any]:
         """Work of the learner's in its queue; others' may go on while it waits."""
         while True:
             with self._queue.entered():

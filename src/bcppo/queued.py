@@ -1,13 +1,16 @@
-"""A learner's work on a GPU beside that of others: a queue of its own, and numbers on their way back from there.
+"""A learner's work on a GPU beside that of others: a queue of its own, graphs on their way into it, numbers on their way
+back.
 
 On the CPU work is done when it is asked for, and there is nothing to wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -67,10 +70,50 @@ class Arriving:
         return found, self._tensors
 
 
-def settled(work: Generator[Arriving, None, Result]) -> Result:
+class Launching:
+    """A CUDA graph on its way into the queue it is made in.
+
+    A graph of thousands of kernels takes milliseconds to launch. Another thread does that, without Python's lock, while
+    this one sees to other learners. What comes behind the graph in the queue must wait until it is `ready`.
+    """
+
+    def __init__(self, replay: Callable[[], Any], device: torch.device) -> None:
+        self._launched: Future[None] | None = None
+        if device.type == "cuda":
+            self._launched = _launcher().submit(_launch, replay, torch.cuda.current_stream(device))
+        else:
+            replay()
+
+    def ready(self) -> bool:
+        return self._launched is None or self._launched.done()
+
+    def get(self) -> None:
+        if self._launched is not None:
+            self._launched.result()
+
+
+@cache
+def _launcher() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "launcher")
+
+
+def _launch(replay: Callable[[], Any], stream: Any) -> None:
+    with torch.cuda.stream(stream):
+        replay()
+
+
+def await_launches() -> None:
+    """Until no graph is on its way: while one is captured, no other thread may be at work on the device."""
+    _launcher().submit(int).result()
+
+
+Awaited = Arriving | Launching
+
+
+def settled(work: Generator[Awaited, None, Result]) -> Result:
     """What comes of work that hands over what it waits for; waited for here and now."""
     while True:
         try:
-            next(work)  # it asks what arrives for its numbers, and that waits
+            next(work).get()
         except StopIteration as end:
             return end.value

@@ -15,6 +15,7 @@ from bcppo.algorithms import METHODS, repeated
 from bcppo.algorithms.batch import stack_rollouts
 from bcppo.algorithms.repeated import Repeated
 from bcppo.nets import Stack
+from bcppo.queued import settled
 from bcppo.rollout import Rollout
 from bcppo.run import make_config
 from bcppo.streams import Streams
@@ -74,7 +75,7 @@ def drive(one: Repeated, counts: Sequence[int]) -> list[dict[str, Tensor]]:
     seen = []
     for seed, count in enumerate(counts):
         one.begin([torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 8, 2), dtype=np.float32))])
-        seen.append(one.over(minibatches(count, seed)))
+        seen.append(settled(one.over(minibatches(count, seed))))
     return seen
 
 

@@ -32,7 +32,7 @@ from bcppo.math.surrogate import (
     masked_td_loss,
 )
 from bcppo.nets import GaussianPolicy, Stack
-from bcppo.queued import Arriving
+from bcppo.queued import Awaited, settled
 from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 
@@ -155,6 +155,10 @@ class BCPPO:
 
     def update(self, batch: Batch) -> Metrics:
         """One cycle of Algorithm 1 (alg:bcppo). Shapes [R, T, …]."""
+        return settled(self.updating(batch))
+
+    def updating(self, batch: Batch) -> Generator[Awaited, None, Metrics]:
+        """The same, where others can work while it waits."""
         observed, batch = batch.observation, self._normalized(batch)
         reward, cost, target = self._estimate(batch)
         with torch.no_grad():
@@ -168,16 +172,11 @@ class BCPPO:
                 reward.value_target, cost.value_target, target, multiplier,
             )
         )  # fmt: skip
-        seen = self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
+        seen = yield from self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
         if self._seen:
             self._seen = absorb(self._seen, observed, [True] * len(observed))
         means = {name: total(values) / len(values) for name, values in seen.items()}
         return means | self._controller_metrics(batch, terms)
-
-    def updating(self, batch: Batch) -> Generator[Arriving, None, Metrics]:
-        """The same. Nothing in it waits for the device."""
-        yield from ()
-        return self.update(batch)
 
     def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
         """One minibatch of Algorithm 1: the rows [R, B] of each run's rollout."""

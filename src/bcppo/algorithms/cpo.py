@@ -43,7 +43,7 @@ class CPO(OnPolicy):
         minibatch.begin(tuple(vars(rollout).values()))
         tally, everyone = Tally(len(self.configs), self._device), [True] * len(self.configs)
         for _ in range(self.config.epochs):
-            tally.add(minibatch.over(self.draw_minibatches(rollout, everyone)), everyone)
+            tally.add((yield from minibatch.over(self.draw_minibatches(rollout, everyone))), everyone)
         log_std = self.policy.log_std.detach().sum(-1)
         return tally.means() | found | {"case": step.case.double(), "log_std": log_std}
 

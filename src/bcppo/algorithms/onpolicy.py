@@ -24,7 +24,7 @@ from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
 from bcppo.math.trust_region import gaussian_kl
 from bcppo.nets import GaussianPolicy, Stack
-from bcppo.queued import Arriving, settled
+from bcppo.queued import Arriving, Awaited, settled
 from bcppo.streams import Streams
 
 SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
@@ -70,8 +70,8 @@ class Constraint(NamedTuple):
     advantage_scale: Tensor  # what the cost advantage is multiplied with
 
 
-Updating = Generator[Arriving, None, Metrics]
-"""An update that hands over what it waits for: which runs' epochs are over, or how far a search has come."""
+Updating = Generator[Awaited, None, Metrics]
+"""An update that hands over what it waits for: a graph's launch, which runs' epochs are over, how a search goes."""
 
 Loss = Callable[[Sample, Tensor], Tensor]
 """(minibatch, log-std [R, act] of the rollout's policy) → a loss a run [R]"""
@@ -264,7 +264,7 @@ class OnPolicy:
         for _ in range(self.config.epochs):
             for optimizer in self.optimizers().values():
                 optimizer.active = active
-            tally.add(minibatch.over(self.draw_minibatches(rollout, active)), active)
+            tally.add((yield from minibatch.over(self.draw_minibatches(rollout, active))), active)
             going = torch.tensor(active, device=self._device)
             epochs = epochs + going
             kl = torch.where(going, self.divergence(rollout, old_log_std).sum(-1).mean(-1).double(), kl)

@@ -1,13 +1,12 @@
 """A computation done over and over, on minibatch after minibatch: as it is on the CPU, as a CUDA graph on a GPU.
 
-A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. What
-the minibatches take goes over before the first of them, and what they leave is fetched after the last: in between the
-GPU waits for nobody.
+A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. So all
+minibatches are one graph: what they take goes over before it, and what they leave is fetched after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from bcppo.adam import Adam
 from bcppo.nets import capture
+from bcppo.queued import Awaited, Launching, await_launches
 
 Metrics = dict[str, Tensor]
 """Name → [R], or of several minibatches [K, R]."""
@@ -69,8 +69,8 @@ class Repeated:
             here.wait_stream(stream)
         return found
 
-    def over(self, minibatches: Iterable[tuple[Tensor, ...]]) -> Metrics:
-        """The step for each minibatch's inputs in turn; metrics of each, [K, R]."""
+    def over(self, minibatches: Iterable[tuple[Tensor, ...]]) -> Generator[Awaited, None, Metrics]:
+        """The step for each minibatch's inputs in turn; metrics of each, [K, R]. Hands over what it waits for."""
         if not self._captures:
             seen = [self._step(self._data, *inputs) for inputs in minibatches]
             return {name: torch.stack([one[name] for one in seen]) for name in seen[0]}
@@ -82,27 +82,24 @@ class Repeated:
             self._capture(inputs, optimizers)
         for kept, new in zip(self._inputs, inputs):
             kept.copy_(new)
-        self._turn.zero_()
-        for _ in range(count):
-            self._graph.replay()
+        launching = Launching(self._graph.replay, self._device)
+        yield launching
+        launching.get()
         return dict(zip(self._names, self._seen.clone().unbind(1)))
 
     def _capture(self, inputs: Sequence[Tensor], optimizers: Sequence[Adam]) -> None:
+        """All minibatches as one graph."""
+        await_launches()
         self._inputs = [column.clone() for column in inputs]
-        self._turn = torch.zeros(1, dtype=torch.int64, device=self._device)  # which minibatch it is
-        self._names: list[str] = []
-        self._graph = None
         changing = [t for o in optimizers for t in (o.stack.flat.detach(), o.first, o.second)]
-        self._graph = capture(lambda: self._take(optimizers), [*changing, self._turn])
+        self._graph = capture(lambda: self._take_all(optimizers), changing)
 
-    def _take(self, optimizers: Sequence[Adam]) -> None:
-        *inputs, numbers = [column.index_select(0, self._turn).squeeze(0) for column in self._inputs]
-        for optimizer, own in zip(optimizers, numbers):
-            optimizer.by = own
-        seen = self._step(self._data, *inputs)
-        row = torch.stack([value.double() for value in seen.values()]).unsqueeze(0)
-        if not self._names:
-            self._names = list(seen)
-            self._seen = row.repeat(len(self._inputs[0]), 1, 1)  # [K, names, R]
-        self._seen.index_copy_(0, self._turn, row)
-        self._turn.add_(1).remainder_(len(self._inputs[0]))
+    def _take_all(self, optimizers: Sequence[Adam]) -> None:
+        seen: list[Metrics] = []
+        for *inputs, numbers in zip(*self._inputs):
+            for optimizer, own in zip(optimizers, numbers):
+                optimizer.by = own
+            seen.append(self._step(self._data, *inputs))
+        self._names = list(seen[0])
+        rows = [torch.stack([value.double() for value in one.values()]) for one in seen]
+        self._seen = torch.stack(rows)  # [K, names, R]
