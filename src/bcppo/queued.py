@@ -1,4 +1,4 @@
-"""A learner's work on a GPU beside that of others: a queue of its own, graphs on their way into it, numbers on their way
+"""A learner's work on a GPU beside that of others: a queue of its own, graphs on their way there, numbers on their way
 back.
 
 On the CPU work is done when it is asked for, and there is nothing to wait for.
