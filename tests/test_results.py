@@ -1,0 +1,42 @@
+"""What is published in results/: whole, to the byte, and no larger than it may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bcppo.kept import check_kept, read_manifest, read_networks
+from bcppo.report.load import load_study
+
+RESULTS = Path(__file__).parents[1] / "results"
+MEGABYTE = 10**6
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["final", "100k"])
+def test_kept_networks_are_those_that_were_kept(name: str) -> None:
+    folder = RESULTS / "networks" / name
+    runs = sorted(path for path in folder.iterdir() if path.is_dir())
+    assert {file.partition("/")[0] for file in read_manifest(folder)} == {run.name for run in runs}
+    for run in runs:
+        check_kept(run)
+    tensors, notes = read_networks(runs[0])
+    assert notes["reward_value"] == "kept"
+    assert {str(array.dtype) for key, array in tensors.items() if not key.startswith("controller.")} == {"float32"}
+
+
+def test_networks_and_records_are_small_enough_to_publish() -> None:
+    assert size(RESULTS / "networks") < 80 * MEGABYTE
+    assert size(RESULTS / "main") < 25 * MEGABYTE
+
+
+@pytest.mark.parametrize("name", ["main", "calibration-comparators"])
+def test_packed_studies_can_be_read(name: str) -> None:
+    records = load_study(RESULTS / name)
+    assert records.runs["usable"].any()
+    per_run = records.episodes.group_by("run").len()
+    assert set(per_run["len"]) == {20}
