@@ -14,6 +14,8 @@ process.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import os
 import statistics
@@ -179,8 +181,9 @@ def resident_megabytes(pids: list[int]) -> float:
 def descendants() -> list[int]:
     found, seen = [os.getpid()], 0
     while seen < len(found):
-        for task in Path(f"/proc/{found[seen]}/task").glob("*/children"):
-            found += [int(pid) for pid in task.read_text().split()]
+        with contextlib.suppress(OSError):  # one that has ended
+            for task in Path(f"/proc/{found[seen]}/task").glob("*/children"):
+                found += [int(pid) for pid in task.read_text().split()]
         seen += 1
     return found
 
@@ -216,6 +219,8 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
     clock, meter, cores = Clock(), GpuMeter(), CoreMeter()
     cuda = options.device != "cpu" and torch.cuda.is_available()
     if cuda:
+        gc.collect()  # what fleets before have left
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         meter.start()
     with tempfile.TemporaryDirectory() as folder:

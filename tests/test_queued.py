@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+
+import pytest
 import torch
 
 from bcppo.queued import Arriving, Launching, Queue, await_launches, settled
@@ -35,3 +40,34 @@ def test_on_the_cpu_what_is_launched_is_done_and_work_is_waited_for_where_it_is_
     await_launches()
     assert settled(work()) == [3.0]
     assert done == [1, 2]
+
+
+def test_another_thread_launches_in_order_and_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for the GPU: the stream is a name."""
+    entered: list[str] = []
+    launched: list[tuple[int, bool]] = []
+
+    @contextmanager
+    def stream(name: str) -> Iterator[None]:
+        entered.append(name)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "own")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    device = torch.device("cuda")
+
+    def launch(number: int) -> None:
+        launched.append((number, current_thread() is main_thread()))
+
+    last = [Launching(lambda number=number: launch(number), device) for number in range(5)][-1]
+    await_launches()
+    assert last.ready()
+    last.get()
+    assert launched == [(number, False) for number in range(5)]
+    assert entered == ["own"] * 5
+
+    def fails() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Launching(fails, device).get()

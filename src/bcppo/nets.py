@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.queued import await_launches
+
 PAD = 16
 """Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
 there are in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a
@@ -117,6 +119,7 @@ def capture_pieces(pieces: Sequence[Callable[[], Any]], changing: Sequence[Tenso
     It is tried a few times first, so that what is made once does not enter the graphs. cuBLAS's workspaces do: PyTorch
     keeps one a stream, of which it has only some to hand out, and graphs that are replayed side by side must not share.
     """
+    await_launches()
     gc.collect()  # a graph that nobody has any more must not be destroyed while another is captured
     before = [tensor.clone() for tensor in changing]
     side = torch.cuda.Stream()

@@ -79,18 +79,20 @@ def drive(one: Repeated, counts: Sequence[int]) -> list[dict[str, Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 1), (3, 5, 2)], ids=str)
+@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 1), (3, 5, 2), (8, 12)], ids=str)
 def test_replaying_is_doing(counts: Sequence[int], monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     """Update after update: each minibatch its own inputs and its own step of Adam, whatever was tried beforehand."""
     plain, plain_stack = make_one()
     expected = drive(plain, counts)
     request.getfixturevalue("captured")
+    monkeypatch.setattr(repeated, "MOST", 5)
     one, stack = make_one()
     for found, wanted in zip(drive(one, counts), expected, strict=True):
         assert found["weight"].tolist() == wanted["weight"].tolist()
         torch.testing.assert_close(found["loss"].float(), wanted["loss"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(stack.flat, plain_stack.flat, rtol=1e-5, atol=1e-6)
-    assert Replayed.made == sum(1 for before, count in zip((0, *counts), counts) if count != before)
+    sizes = [{8: 4, 12: 4}.get(count, count) for count in counts]  # of a graph; the last two are several graphs' work
+    assert Replayed.made == sum(1 for before, size in zip((0, *sizes), sizes) if size != before)
 
 
 def rollout(seed: int, steps: int, observation: int, action: int) -> Rollout:

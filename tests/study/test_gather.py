@@ -59,6 +59,20 @@ def test_a_run_is_entered_as_where_it_was_run(pieces: tuple[Path, Path, Path], t
         folder.check(entry)
 
 
+def test_a_run_begun_in_the_folder_stays_as_it_is_there(pieces: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    one, _, both = pieces
+    shutil.copytree(both, tmp_path / "all")
+    (run,) = (tmp_path / "all" / "runs").glob("*-seed0")
+    (run / "status.json").write_text(json.dumps({"state": "running", "message": ""}))
+    shutil.copytree(one, tmp_path / "gpu")
+    for file in [tmp_path / "gpu" / "study.json", *(tmp_path / "gpu" / "runs").glob("*-seed0/config.json")]:
+        file.write_text(file.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    assert gather([tmp_path / "gpu"], tmp_path / "all")[1] == []
+    folder = StudyFolder(tmp_path / "all")
+    for entry in folder.study().runs:
+        folder.check(entry)
+
+
 def test_different_results_of_one_run_are_refused_and_nothing_is_copied(
     pieces: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:

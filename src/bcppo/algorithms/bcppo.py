@@ -172,9 +172,9 @@ class BCPPO:
                 reward.value_target, cost.value_target, target, multiplier,
             )
         )  # fmt: skip
-        seen = yield from self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
-        if self._seen:
+        if self._seen:  # for the next cycle; before the minibatches, since it waits for the device
             self._seen = absorb(self._seen, observed, [True] * len(observed))
+        seen = yield from self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
         means = {name: total(values) / len(values) for name, values in seen.items()}
         return means | self._controller_metrics(batch, terms)
 

@@ -1,6 +1,6 @@
 """A computation done over and over, on minibatch after minibatch: as it is on the CPU, as a CUDA graph on a GPU.
 
-A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. So all
+A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. So the
 minibatches are one graph: what they take goes over before it, and what they leave is fetched after it.
 """
 
@@ -16,7 +16,10 @@ from torch import Tensor
 
 from bcppo.adam import Adam
 from bcppo.nets import capture
-from bcppo.queued import Awaited, Launching, await_launches
+from bcppo.queued import Awaited, Launching
+
+MOST = 32
+"""Minibatches in one graph: more are several graphs' work, since a graph's memory and the time to make it grow."""
 
 Metrics = dict[str, Tensor]
 """Name → [R], or of several minibatches [K, R]."""
@@ -72,24 +75,28 @@ class Repeated:
     def over(self, minibatches: Iterable[tuple[Tensor, ...]]) -> Generator[Awaited, None, Metrics]:
         """The step for each minibatch's inputs in turn; metrics of each, [K, R]. Hands over what it waits for."""
         if not self._captures:
-            seen = [self._step(self._data, *inputs) for inputs in minibatches]
-            return {name: torch.stack([one[name] for one in seen]) for name in seen[0]}
+            each = [self._step(self._data, *inputs) for inputs in minibatches]
+            return {name: torch.stack([one[name] for one in each]) for name in each[0]}
         inputs = [torch.stack(column) for column in zip(*minibatches)]
         count, optimizers = len(inputs[0]), list(self._optimizers().values())
+        together = max(size for size in range(1, min(count, MOST) + 1) if count % size == 0)
         numbers = np.stack([optimizer.numbers(count) for optimizer in optimizers], axis=1)  # [K, O, 4, R]
         inputs.append(torch.from_numpy(numbers).float().to(self._device, non_blocking=True))
-        if self._graph is None or count != len(self._inputs[0]):
-            self._capture(inputs, optimizers)
-        for kept, new in zip(self._inputs, inputs):
-            kept.copy_(new)
-        launching = Launching(self._graph.replay, self._device)
-        yield launching
-        launching.get()
-        return dict(zip(self._names, self._seen.clone().unbind(1)))
+        if self._graph is None or together != len(self._inputs[0]):
+            self._capture([column[:together] for column in inputs], optimizers)
+        seen = []
+        for part in zip(*(column.split(together) for column in inputs)):
+            for kept, new in zip(self._inputs, part):
+                kept.copy_(new)
+            launching = Launching(self._graph.replay, self._device)
+            yield launching
+            launching.get()
+            seen.append(self._seen.clone())
+        return dict(zip(self._names, torch.cat(seen).unbind(1)))
 
     def _capture(self, inputs: Sequence[Tensor], optimizers: Sequence[Adam]) -> None:
-        """All minibatches as one graph."""
-        await_launches()
+        """So many minibatches as one graph."""
+        self._graph = None
         self._inputs = [column.clone() for column in inputs]
         changing = [t for o in optimizers for t in (o.stack.flat.detach(), o.first, o.second)]
         self._graph = capture(lambda: self._take_all(optimizers), changing)

@@ -19,7 +19,6 @@ from bcppo.kept import (
     NETWORKS,
     POLICY,
     READ,
-    check_kept,
     compress,
     describe,
     is_kept,
@@ -114,8 +113,9 @@ def _fill(part: Path, run: Found, compressed: bool, reward_value: bool) -> None:
 
 def _take_over(part: Path, kept: Path, compressed: bool, reward_value: bool) -> None:
     """A run that was kept elsewhere, as it is."""
-    check_kept(kept)
-    if not reward_value and read_networks(kept)[1]["reward_value"] == "kept":
+    tensors, notes = read_networks(kept)
+    has_values = any(name.startswith("values.") for name in tensors)  # methods without V_r have nothing to leave out
+    if not reward_value and has_values and notes["reward_value"] == "kept":
         raise FolderError("it was kept with V_r, which is left out only when a run folder is kept.")
     for name in READ:
         if (kept / name).exists():

@@ -26,7 +26,8 @@ def gather(pieces: Sequence[Path], out: Path) -> tuple[Study, list[str]]:
     studies = [folder.study() for folder in folders]
     goal = StudyFolder(out)
     there = goal.study() if goal.exists else None
-    whole = _whole([*([(goal, there)] if there else []), *zip(folders, studies)])
+    begun = {entry.id for entry in there.runs if goal.run(entry.id).exists} if there else set()
+    whole = _whole([*([(goal, there)] if there else []), *zip(folders, studies)], begun)
     found = _agreed([goal, *folders], whole)
     if there is None:
         goal.adopt(whole)
@@ -38,15 +39,15 @@ def gather(pieces: Sequence[Path], out: Path) -> tuple[Study, list[str]]:
     return whole, new
 
 
-def _whole(pieces: Sequence[tuple[StudyFolder, Study]]) -> Study:
-    """All runs of the pieces, and of a named study those that no piece has. A run is entered as where it was
-    run: elsewhere it may have been meant for another device."""
+def _whole(pieces: Sequence[tuple[StudyFolder, Study]], begun: set[str]) -> Study:
+    """All runs of the pieces, and of a named study those that no piece has. A run is entered as where it was run:
+    elsewhere it may have been meant for another device. What was `begun` in the first piece stays as it is there."""
     first = pieces[0][1]
     for _, study in pieces[1:]:
         if study.name != first.name:
             raise StudyError(f"These are pieces of two studies, '{first.name}' and '{study.name}'.")
     entries: dict[str, Entry] = {}
-    ended: set[str] = set()
+    ended = set(begun)
     for folder, study in pieces:
         here = _ended(folder, study)
         for entry in study.runs:
