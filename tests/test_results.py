@@ -24,6 +24,9 @@ def test_kept_networks_are_those_that_were_kept(name: str) -> None:
     assert {file.partition("/")[0] for file in read_manifest(folder)} == {run.name for run in runs}
     for run in runs:
         check_kept(run)
+    if name == "final":  # of runs that are published
+        main = load_study(RESULTS / "main").runs.filter("usable")
+        assert {run.name for run in runs} <= set(main["id"])
     tensors, notes = read_networks(runs[0])
     assert notes["reward_value"] == "kept"
     assert {str(array.dtype) for key, array in tensors.items() if not key.startswith("controller.")} == {"float32"}
