@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bcppo.fused import fusible
 from bcppo.nets import Scalar, Stack
 
 
@@ -107,14 +108,22 @@ class Adam:
     @torch.no_grad()
     def step_on_schedule(self, gradient: Tensor, schedule: Tensor) -> None:
         """A step with the numbers of `schedule` [1 + R] in a tensor, so that a captured CUDA graph can repeat it."""
-        beta1, beta2 = self._betas
-        self.first.lerp_(gradient, 1 - beta1)
-        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        change = self.second.sqrt().add_(schedule[0])
-        torch.div(self.first, change, out=change)
-        self.stack.flat.detach().sub_(change.mul_(schedule[1:].view(-1, 1, 1)))
+        moments = self.first, self.second
+        _step_on_schedule(self.stack.flat.detach(), moments, gradient, schedule, self._betas)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that changes, by name; views."""
         kinds = {"parameter": self.stack.flat.detach(), "first": self.first, "second": self.second}
         return {f"{kind}.{name}": part for kind, flat in kinds.items() for name, part in self.stack.named(flat).items()}
+
+
+@fusible
+def _step_on_schedule(
+    flat: Tensor, moments: tuple[Tensor, Tensor], gradient: Tensor, schedule: Tensor, betas: tuple[float, float]
+) -> None:
+    (first, second), (beta1, beta2) = moments, betas
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    change = second.sqrt().add_(schedule[0])
+    torch.div(first, change, out=change)
+    flat.sub_(change.mul_(schedule[1:].view(-1, 1, 1)))

@@ -116,6 +116,7 @@ def _fleet(arguments: list[str]) -> None:
         device=options.device,
         worker_python=options.worker_python,
         tf32=options.tf32,
+        compiled=options.compiled,
         watch=FleetWatch(bar=not options.quiet),
     )
     states = {folder.path.name: folder.status() for folder in folders}

@@ -127,6 +127,8 @@ class Fleet:
     """Another Python for the workers of a GPU's fleet, such as one with the paper's release of MuJoCo."""
     tf32: bool = False
     """Let a GPU round products to TF32."""
+    compiled: bool = False
+    """Let torch.compile make WCSAC's update on a GPU faster; it then rounds differently."""
     quiet: bool = False
     """Print nothing while training."""
 

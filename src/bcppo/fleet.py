@@ -24,6 +24,7 @@ import torch
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
+from bcppo.fused import compile_kernels
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Turns, Worker, take_in, wait, worker_stack
@@ -41,6 +42,9 @@ STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 
 PART, FEWEST_PARTS, MOST_PARTS = 5, 3, 6
 """Runs that could all share a stack are divided into parts of so many, to take turns. Smaller parts wait less for their
 slowest run, but each costs the learner an update."""
+
+SPARE_TURNS = 1
+"""Simulators at work beyond one a core: a core whose run has ended has another while the learner is busy."""
 
 _PATIENCE, _BETWEEN_LOOKS = 1.0, 0.0005
 """Seconds to wait for workers at most; while a GPU is at an update, too."""
@@ -73,6 +77,7 @@ def train_fleet(
     worker_python: str | None = None,
     apart: bool = False,
     tf32: bool = False,
+    compiled: bool = False,
     watch: FleetWatch | None = None,
 ) -> list[RunFolder]:
     """Train (method, config) pairs into folders under `out`, or go on with those that are there.
@@ -81,8 +86,9 @@ def train_fleet(
     learners (the default on a GPU) or for one process a run (the default on the CPU). `worker_python` is another
     interpreter for the workers of stacked learners, such as one that has the paper's release of MuJoCo. `apart` stacks
     runs of one protocol only: a GPU's rounding may depend on how many runs a stack has, and a protocol's seeds then
-    come out the same whatever else is in the fleet. A run that fails says so in its folder and does not stop the
-    others.
+    come out the same whatever else is in the fleet. `compiled` has `torch.compile` make fewer kernels of a GPU's WCSAC
+    update, which then takes some 40 % less time and rounds differently. A run that fails says so in its folder and does
+    not stop the others.
 
     >>> import bcppo, tempfile
     >>> configs = [("ppopid", bcppo.make_config("ppopid", "hopper", seed=seed, steps=1024)) for seed in (0, 1)]
@@ -93,14 +99,19 @@ def train_fleet(
     where = resolve_device(device)
     stacked = where.type == "cuda" if stacked is None else stacked
     cores = len(os.sched_getaffinity(0))
-    # Twice as many workers as cores, where there are runs for them, though only as many as cores are at work at a time:
+    # Twice as many workers as cores, where there are runs for them, though about one a core is at work at a time:
     # so whichever run is next finds a core, better than by any division of runs among cores.
     count = workers or (2 * cores if stacked else cores)
     if count < 1:
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
     if worker_python and not stacked:
         raise ConfigError("worker_python is for the workers of stacked learners; without a GPU each run has a process.")
-    note: dict[str, Any] = {"fleet": {"runs": len(runs), "workers": count, "stacked": stacked, "apart": apart}}
+    if (tf32 or compiled) and where.type != "cuda":
+        raise ConfigError("tf32 and compiled are for learners on a GPU.")
+    rounding = {"tf32": tf32, "compiled": compiled}
+    note: dict[str, Any] = {
+        "fleet": {"runs": len(runs), "workers": count, "stacked": stacked, "apart": apart, **rounding}
+    }
     if worker_python:
         note["versions"] = _with_workers(versions(), worker_stack(worker_python))
     members = _prepare(runs, Path(out), names or name_runs(runs), where.type, note)
@@ -111,6 +122,7 @@ def train_fleet(
             train_in_lanes([member.folder.path for member in unfinished], count, watch)
         else:
             torch.backends.cuda.matmul.allow_tf32 = tf32
+            compile_kernels(compiled)
             _train_stacked(unfinished, count, worker_python, watch, apart=apart)
     return [member.folder for member in members]
 
@@ -204,7 +216,7 @@ def _train_stacked(
     with ExitStack() as ends:
         for member in members:
             ends.enter_context(member.folder.locked())
-        turns = Turns(min(count, len(os.sched_getaffinity(0))))
+        turns = Turns(min(count, len(os.sched_getaffinity(0)) + SPARE_TURNS))
         workers = [Worker(python, turns) for _ in range(min(count, len(members)))]
         for worker in workers:
             ends.callback(worker.close)

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcppo.queued import await_launches
+from bcppo.queued import Aside, await_launches
 
 PAD = 16
 """Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
@@ -71,16 +72,21 @@ class _Networks(torch.autograd.Function):
         runs, networks, rows, width = out_gradient.shape
         pulled = inputs[0].new_zeros(runs * networks, rows, width + -width % PAD)
         pulled.view(runs, networks, rows, -1)[..., :width] = out_gradient
+        held = []  # until the branch that reads it is joined
         for layer in reversed(range(len(layers))):
             if trained:
-                torch.bmm(inputs[layer].transpose(1, 2), pulled, out=into[layer][0])
-                torch.sum(pulled, 1, keepdim=True, out=into[layer][1])
+                held.append(pulled)
+                with stack.aside.entered() if stack.aside else nullcontext():
+                    torch.bmm(inputs[layer].transpose(1, 2), pulled, out=into[layer][0])
+                    torch.sum(pulled, 1, keepdim=True, out=into[layer][1])
             if layer or ctx.needs_input_grad[0]:
                 pulled = torch.bmm(pulled, layers[layer][0].transpose(1, 2))
             if layer and stack.relu:
                 torch.ops.aten.threshold_backward.grad_input(pulled, inputs[layer], 0.0, grad_input=pulled)
             elif layer:
                 torch.ops.aten.tanh_backward.grad_input(pulled, inputs[layer], grad_input=pulled)
+        if trained and stack.aside:
+            stack.aside.join()
         if trained:
             stack.clear_beside(gradient)
             stack.beside(gradient).copy_(beside_gradient)
@@ -161,6 +167,8 @@ class Stack:
         beside: int = 0,
     ):
         """`beside` parameters of a network belong to no layer; they start at 0."""
+        self.aside: Aside | None = None
+        """Where the weights' gradients are computed, while those of the layers below go on; with the rest, if None."""
         self.relu = relu
         self.sizes, self.networks, self.runs, self.dtype = tuple(sizes), networks, len(streams), dtype
         places: list[tuple[int, int, int]] = []  # of each layer: (start, inputs, outputs)
@@ -254,17 +262,18 @@ class SquashedPolicy(Stack):
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        *below, self.width = sizes
-        super().__init__((*below, 2 * self.width), 1, streams, device, dtype, relu=True)
-
-    def heads(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, B, obs] → mean before squashing and log-std, [R, B, act] each."""
-        out = self(observation).squeeze(1)
-        return out[..., : self.width], out[..., self.width :].clamp(*LOG_STD_BOUNDS)
+        *below, width = sizes
+        super().__init__((*below, 2 * width), 1, streams, device, dtype, relu=True)
 
     def arrays(self, run: int, stored: Tensor | None = None) -> dict[str, np.ndarray]:
         arrays = {name: array[0] for name, array in super().arrays(run, stored).items()}
         return arrays | {"log_std_bounds": np.array(LOG_STD_BOUNDS, np.float32)}
+
+
+def head_parts(last_layer: Tensor) -> tuple[Tensor, Tensor]:
+    """A squashed policy's mean, before squashing, and log-std. [..., 2·act] → [..., act] each"""
+    mean, log_std = last_layer.chunk(2, dim=-1)
+    return mean, log_std.clamp(*LOG_STD_BOUNDS)
 
 
 class Scalar:

@@ -39,6 +39,31 @@ class Queue:
             yield
 
 
+class Aside:
+    """A branch of a queue: work that runs beside what is asked for next, until the two are joined.
+
+    What it reads must not be let go of before that. On the CPU it is done at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Work inside comes behind all that was asked for so far, here and in the queue."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What is asked for next in the queue comes behind what was asked for here."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
 class Arriving:
     """Metrics, name → [R], and tensors on their way to the host; made in the queue they are computed in.
 

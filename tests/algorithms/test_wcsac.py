@@ -13,6 +13,8 @@ from torch.nn.functional import softplus
 
 from bcppo.algorithms.wcsac import WCSAC, transition_width
 from bcppo.errors import ConfigError
+from bcppo.fused import compile_kernels
+from bcppo.nets import head_parts
 from bcppo.policy import NumpyPolicy, UniformPolicy, load_policy, save_policy
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
@@ -231,7 +233,7 @@ def test_the_deployed_policy_is_the_learners(tmp_path: Path) -> None:
     seen = np.random.default_rng(1).standard_normal((50, 5)).astype(np.float32)
     noise = np.random.default_rng(2).standard_normal((50, 3)).astype(np.float32)
     with torch.no_grad():
-        mean, log_std = one.policy.heads(torch.from_numpy(seen)[None])
+        mean, log_std = head_parts(one.policy(torch.from_numpy(seen)[None]).squeeze(1))
         sampled, _ = one._act(torch.from_numpy(seen)[None], torch.from_numpy(noise)[None])
     assert log_std.std() > 0.01
 
@@ -239,7 +241,8 @@ def test_the_deployed_policy_is_the_learners(tmp_path: Path) -> None:
         return LOW + (HIGH - LOW) * (unit[0].numpy() + 1) / 2
 
     np.testing.assert_allclose(deployed.act(seen), stretched(mean.tanh()), atol=2e-6)
-    np.testing.assert_allclose(deployed.sample(seen, noise), stretched(sampled), atol=2e-6)
+    np.testing.assert_array_equal(sampled[0, :, :5], seen)  # the critics' input: the observation, then the action
+    np.testing.assert_allclose(deployed.sample(seen, noise), stretched(sampled[..., 5:]), atol=2e-6)
     np.testing.assert_allclose(deployed.act(seen[0]), deployed.act(seen)[0], atol=1e-6)
 
 
@@ -260,3 +263,23 @@ def test_random_actions_are_uniform_in_the_action_space() -> None:
     even = (np.arange(4000) + 0.5)[:, None] / 4000
     assert np.abs(share - even).max() < 1.63 / math.sqrt(4000)  # Kolmogorov and Smirnov, 1 %
     assert drawn.dtype == np.float32
+
+
+def test_a_compiled_update_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through torch.compile's tracer; what a GPU's compiler makes of it, bench/wcsac.py compares there."""
+    plain, compiled = trained(), trained()
+    untouched = [tensor.clone() for tensor in compiled.changing()]
+    draws = [plain.draw() for _ in range(3)]
+    for one in draws:
+        plain.step(one)
+    compile_as_is = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compile_as_is(function, backend="aot_eager", **how))
+    compile_kernels(True)
+    try:
+        for one in draws:
+            compiled.step(one)
+    finally:
+        compile_kernels(False)
+    for was, one, other in zip(untouched, plain.changing(), compiled.changing()):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(other, was)

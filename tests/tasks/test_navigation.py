@@ -92,7 +92,7 @@ def test_kernel_and_python_engine_agree_to_the_bit(level, monkeypatch):
             # The scripted policy meets goals and bumps into things; the random one goes where it does not.
             observation, info = pair.step(scripted(observation) if step < steps / 2 or steps == 300 else action)
             goals += "goal_met" in info
-            touched += pair.kernel._engine.touched() > 0
+            touched += pair.kernel._engine.look()[0] > 0
     assert goals > 0 or level.task == "push"
     assert touched > 0 or level.task == "push" or level.level < 2
 
@@ -172,10 +172,10 @@ def test_contacts_are_read_where_mujoco_keeps_them():
     kinds = list(env._scene.geom_kinds())
     pairs = [{kinds[env.data.contact[i].geom1], kinds[env.data.contact[i].geom2]} for i in range(env.data.ncon)]
     assert {"agent", "push_box"} in pairs
-    assert env._engine.touched() == 0  # nobody charges for the box
+    assert env._engine.look()[0] == 0  # nobody charges for the box
     env.data.qpos[-7:-4] = 9, 9, 0.2
     put_agent(env, place_of(env, "pillar", aside=0.25))
-    assert env._engine.touched() == env._engine.tag_bit["pillar"]
+    assert env._engine.look()[0] == env._engine.tag_bit["pillar"]
 
 
 def place_of(env: NavigationEnv, kind: str, index: int = 0, aside: float = 0.0) -> np.ndarray:
@@ -407,7 +407,7 @@ def test_vases_cost_nothing_on_level_1_and_charge_for_touch_and_motion_on_level_
         assert env.step([0.0, 0.0])[4]["cost"] == 0
         put_agent(env, place_of(env, "vase", aside=0.15))
         info = env.step([0.0, 0.0])[4]
-        assert env._engine.touched() & env._engine.tag_bit["vase"]
+        assert env._engine.look()[0] & env._engine.tag_bit["vase"]
         assert info["cost"] == max(cost, info["cost_hazards"])
         if level == 2:
             assert info["cost_vases_contact"] == 1

@@ -18,7 +18,7 @@ from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.ppo import NoSignal
-from bcppo.algorithms.repeated import Metrics, Repeated, total
+from bcppo.algorithms.repeated import Captured, Metrics, Repeated, total
 from bcppo.errors import ConfigError
 from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
 from bcppo.math.gae import Advantage, gae, td_target
@@ -136,6 +136,7 @@ class BCPPO:
         self.signal = signal(configs, widths, streams, device)
         self.controller: PidState = pid_start(len(configs), device)
         self._minibatches = [stream.minibatches for stream in streams]
+        self._look = Captured(self._prepare, device)
         self._minibatch = Repeated(self._descend, self.optimizers, device)
         self._device = device
         self._limit = _vector([c.limit_rate for c in configs], device)
@@ -160,23 +161,23 @@ class BCPPO:
     def updating(self, batch: Batch) -> Generator[Awaited, None, Metrics]:
         """The same, where others can work while it waits."""
         observed, batch = batch.observation, self._normalized(batch)
-        reward, cost, target = self._estimate(batch)
-        with torch.no_grad():
-            old_log_prob = gaussian_log_prob(batch.action, self.policy.mean(batch.observation), self.policy.log_std)
+        # λ is set before the epochs of the same cycle.
+        reward, cost, (target, old_log_prob, mean_cost), controller, terms = self._looked(batch)
+        if self.signal.constrained:
+            self.controller = controller
         cost = cost._replace(advantage=self.signal.weigh(batch, cost.advantage))
-        multiplier, terms = self._update_multiplier(batch.cost.mean(-1))
 
         self._minibatch.begin(
             Rollout(
                 batch.observation, batch.executed, batch.action, old_log_prob, reward.advantage, cost.advantage,
-                reward.value_target, cost.value_target, target, multiplier,
+                reward.value_target, cost.value_target, target, self.controller.multiplier,
             )
         )  # fmt: skip
         if self._seen:  # for the next cycle; before the minibatches, since it waits for the device
             self._seen = absorb(self._seen, observed, [True] * len(observed))
         seen = yield from self._minibatch.over(self._draw_minibatches(batch.reward.shape[-1]))
         means = {name: total(values) / len(values) for name, values in seen.items()}
-        return means | self._controller_metrics(batch, terms)
+        return means | self._controller_metrics(mean_cost, terms)
 
     def _descend(self, rollout: Rollout, rows: Tensor, *drawn: Tensor) -> Metrics:
         """One minibatch of Algorithm 1: the rows [R, B] of each run's rollout."""
@@ -198,6 +199,28 @@ class BCPPO:
             lambda: self.signal.descend(predictions, targets[2], *drawn),
         )
 
+    def _looked(self, batch: Batch) -> tuple[Advantage, Advantage, Sequence[Tensor], PidState, PidTerms]:
+        """What `_prepare` computes, in parts."""
+        networks_see = batch.observation, batch.next_observation, batch.action
+        signals = batch.reward, batch.cost, batch.terminated, batch.ended
+        found = self._look(batch.environments, *networks_see, *signals, *self.controller)
+        return Advantage(*found[:2]), Advantage(*found[2:4]), found[4:7], PidState(*found[7:11]), PidTerms(*found[11:])
+
+    @torch.no_grad()
+    def _prepare(self, environments: int, *tensors: Tensor) -> list[Tensor]:
+        """What is computed once a rollout, from a batch's tensors but for `executed` and the controller's state.
+
+        A_r and its value target, A_c and its, the critics' target y and log π of the actions, all [R, T]; the mean
+        cost [R]; the controller's state after this cycle; the terms of its step.
+        """
+        observation, next_observation, action, rewards, costs, terminated, ended, *controller = tensors
+        batch = Batch(observation, next_observation, action, action, rewards, costs, terminated, ended, environments)
+        reward, cost, target = self._estimate(batch)
+        old_log_prob = gaussian_log_prob(action, self.policy.mean(observation), self.policy.log_std)
+        mean_cost = costs.mean(-1)
+        after, terms = pid_step(PidState(*controller), mean_cost, self._limit, self._gains)  # eq:pid
+        return [*reward, *cost, target, old_log_prob, mean_cost, *after, *terms]
+
     @torch.no_grad()
     def _estimate(self, batch: Batch) -> tuple[Advantage, Advantage, Tensor]:
         """A_r and A_c by GAE, and the TD target y (eq:td_target), from values taken once a rollout. Each [R, T]."""
@@ -213,13 +236,6 @@ class BCPPO:
         advantage, target = (part.unbind(0) for part in apart)
         critics_target = td_target(batch.cost, values[1][:, 1], batch.terminated, self._discount)
         return Advantage(advantage[0], target[0]), Advantage(advantage[1], target[1]), critics_target.float()
-
-    def _update_multiplier(self, mean_cost: Tensor) -> tuple[Tensor, PidTerms]:
-        """λ from the rollout's mean cost (eq:pid), before the epochs of the same cycle. [R]"""
-        state, terms = pid_step(self.controller, mean_cost, self._limit, self._gains)
-        if self.signal.constrained:
-            self.controller = state
-        return self.controller.multiplier, terms
 
     def _descend_policy(self, observation: Tensor, action: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Metrics:
         mean, log_std = self.policy.distribution(observation)
@@ -250,9 +266,9 @@ class BCPPO:
         columns = chosen, *self.signal.draw(len(chosen), size)
         return zip(*(torch.from_numpy(column).to(self._device).unbind(0) for column in columns))
 
-    def _controller_metrics(self, batch: Batch, terms: PidTerms) -> Metrics:
+    def _controller_metrics(self, mean_cost: Tensor, terms: PidTerms) -> Metrics:
         return {
-            "mean_cost": batch.cost.mean(-1),
+            "mean_cost": mean_cost,
             "multiplier": self.controller.multiplier,
             "multiplier_positive": (self.controller.multiplier > 0).double(),
             "pid_error": terms.error,

@@ -1,4 +1,5 @@
-"""A computation done over and over, on minibatch after minibatch: as it is on the CPU, as a CUDA graph on a GPU.
+"""Computations done over and over, above all on minibatch after minibatch: as they are on the CPU, as CUDA graphs on a
+GPU.
 
 A minibatch of stacked runs is a few hundred small kernels, which a GPU runs faster than Python can launch them. So the
 minibatches are one graph: what they take goes over before it, and what they leave is fetched after it.
@@ -28,6 +29,35 @@ Metrics = dict[str, Tensor]
 def total(values: Tensor) -> Tensor:
     """The sum over minibatches, [K, R] → [R]; on the CPU one by one, so that it rounds alike however many runs."""
     return values.sum(0) if values.device.type == "cuda" else reduce(torch.add, values.unbind(0))
+
+
+class Captured:
+    """`compute(fixed, *inputs)` of tensors whose shapes stay the same: on a GPU a CUDA graph, made when first needed.
+
+    `fixed` is what is no tensor; where it changes, so does the graph.
+    """
+
+    def __init__(self, compute: Callable[..., Sequence[Tensor]], device: torch.device) -> None:
+        self._compute, self._captures = compute, device.type == "cuda"
+        self._fixed: Any = None
+        self._inputs: Sequence[Tensor] = ()
+        self._outputs: Sequence[Tensor] = ()
+        self._graph: Any = None
+
+    def __call__(self, fixed: Any, *inputs: Tensor) -> Sequence[Tensor]:
+        """What it computes holds until the next call."""
+        if not self._captures:
+            return self._compute(fixed, *inputs)
+        if self._graph is None or fixed != self._fixed:
+            self._fixed, self._inputs = fixed, [tensor.clone() for tensor in inputs]
+            self._graph = capture(self._keep, [])
+        for kept, new in zip(self._inputs, inputs):
+            kept.copy_(new)
+        self._graph.replay()
+        return self._outputs
+
+    def _keep(self) -> None:
+        self._outputs = self._compute(self._fixed, *self._inputs)
 
 
 class Repeated:

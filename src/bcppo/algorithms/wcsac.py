@@ -18,6 +18,7 @@ from torch.nn.functional import softplus
 from bcppo.adam import Adam
 from bcppo.algorithms.overlap import Overlapped
 from bcppo.errors import ConfigError
+from bcppo.fused import fusible
 from bcppo.math.cvar import gaussian_tail_mean
 from bcppo.math.wcsac import (
     constraint_weight,
@@ -32,7 +33,8 @@ from bcppo.math.wcsac import (
     variance_of,
     variance_target,
 )
-from bcppo.nets import Scalar, SquashedPolicy, Stack, capture
+from bcppo.nets import Scalar, SquashedPolicy, Stack, capture, head_parts
+from bcppo.queued import Aside
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
 
@@ -115,6 +117,9 @@ class WCSAC:
         self.stored = 0
         self._totals = torch.zeros(len(AVERAGED), self.runs, dtype=torch.float64, device=device)
         self._counted = 0
+        self._aside = Aside(device)
+        if device.type == "cuda":  # an update's kernels are too small to fill it one by one
+            self.policy.aside, self.critics.aside = Aside(device), Aside(device)
         self._update_graph: Any = None
         self._acting_graph: Any = None
 
@@ -216,85 +221,47 @@ class WCSAC:
         width, of_action = self.widths
         batch = self._buffer.flatten(0, 1).index_select(0, (draws.rows + self._offsets).flatten())
         batch = batch.unflatten(0, draws.rows.shape)
-        alpha, beta = softplus(self._temperature)[:, :1], softplus(self._multiplier)[:, :1]
+        alpha = softplus(self._temperature)[:, :1]
         predicted = self.critics(batch[..., : width + of_action]).squeeze(-1)  # [R, 4, B] at the stored actions
-        stored_risk = self._risk(predicted.detach())
-        weight = constraint_weight(beta, stored_risk, self._limit, self._damp)
+        stored_risk, weight = _constraint(
+            predicted.detach(), self._multiplier, self._limit, self._damp, self._tail_mean
+        )
         log_prob, loss = self._descend_policy(batch[..., :width], draws, alpha, weight)
         return Between(batch, alpha, predicted, stored_risk, weight, log_prob, loss)
 
     def complete(self, draws: Draws, between: Between) -> None:
         """The rest of an update."""
         batch, alpha, predicted, stored_risk, weight, log_prob, loss = between
-        following = batch[..., sum(self.widths) : -3]
+        with self._aside.entered():  # nothing below waits for these
+            gradient = _temperature_gradient(self._temperature, log_prob, self._target_entropy)
+            self._temperature_optimizer.step_on_schedule(gradient.unsqueeze(1), draws.schedule[2])
+            gradient = _multiplier_gradient(self._multiplier, stored_risk, self._limit)
+            self._multiplier_optimizer.step_on_schedule(gradient.unsqueeze(1), draws.schedule[3])
         with torch.no_grad():
-            target = self._critic_targets(batch[..., -3:], following, draws.noise[:, 1], alpha, predicted)
-        losses = self._descend_critics(predicted, target, draws.schedule[1])
-        gradient = temperature_gradient(self._temperature, log_prob, self._target_entropy)
-        self._temperature_optimizer.step_on_schedule(gradient.unsqueeze(1), draws.schedule[2])
+            state, next_log_prob = self._act(batch[..., sum(self.widths) : -3], draws.noise[:, 1])
+            behind = self.critics(state, self._behind).squeeze(-1)
+        settings = {"alpha": alpha, "discount": self._discount, "ends_variance": self._ends_variance}
+        losses = _critic_losses(predicted, behind, next_log_prob, batch[..., -3:], **settings)
+        with self._aside.entered():
+            seen = torch.cat([loss.unsqueeze(1), losses.detach()], dim=1)
+            _tally(self._totals, seen, log_prob, (predicted.detach(), stored_risk, weight))
+        self._critics_optimizer.step_on_schedule(_gradient(losses, self.critics), draws.schedule[1])
         self._behind.lerp_(self.critics.flat.detach(), 1.0 - self.config.polyak)
-        gradient = multiplier_gradient(self._multiplier, stored_risk, self._limit)
-        self._multiplier_optimizer.step_on_schedule(gradient.unsqueeze(1), draws.schedule[3])
-        loss = torch.cat([loss.unsqueeze(1), losses], dim=1)
-        self._tally(loss, log_prob, predicted.detach(), stored_risk, weight[:, 0])
-
-    def _risk(self, predictions: Tensor) -> Tensor:
-        """Γ of the four critics' predictions [R, 4, B]. [R, B]"""
-        return gaussian_risk(predictions[:, _COST], variance_of(predictions[:, _VARIANCE]), self._tail_mean)
+        self._aside.join()
 
     def _act(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(action in [−1, 1] [R, B, act], its log π [R, B])"""
-        mean, log_std = self.policy.heads(observation)
-        drawn = mean + log_std.exp() * noise
-        return drawn.tanh(), squashed_log_prob(noise, drawn, log_std)
+        """(observation and action in [−1, 1] [R, B, obs + act], the action's log π [R, B])"""
+        return _drawn(observation, self.policy(observation).squeeze(1), noise)
 
     def _descend_policy(
         self, observation: Tensor, draws: Draws, alpha: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(log π of the actions drawn [R, B], loss [R]), both of the policy as it was."""
-        action, log_prob = self._act(observation, draws.noise[:, 0])
-        predicted = self.critics(torch.cat([observation, action], dim=-1), self.critics.flat.detach()).squeeze(-1)
-        value = torch.minimum(predicted[:, 0], predicted[:, 1])
-        loss = policy_loss(log_prob, value, self._risk(predicted), alpha, weight)
+        state, log_prob = self._act(observation, draws.noise[:, 0])
+        predicted = self.critics(state, self.critics.flat.detach()).squeeze(-1)
+        loss = _policy_loss(predicted, log_prob, alpha, weight, self._tail_mean)
         self._policy_optimizer.step_on_schedule(_gradient(loss, self.policy), draws.schedule[0])
         return log_prob.detach(), loss.detach()
-
-    def _critic_targets(
-        self, outcome: Tensor, following: Tensor, noise: Tensor, alpha: Tensor, predicted: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(y_r, y_c, y_V), [R, B] each; a' comes from the policy after its step."""
-        reward, cost, terminated = outcome.unbind(-1)
-        action, log_prob = self._act(following, noise)
-        behind = self.critics(torch.cat([following, action], dim=-1), self._behind).squeeze(-1)
-        value = torch.minimum(behind[:, 0], behind[:, 1])
-        mean, variance = behind[:, _COST], variance_of(behind[:, _VARIANCE])
-        ends = terminated * self._ends_variance
-        return (
-            reward_target(reward, terminated, value, log_prob, temperature=alpha, discount=self._discount),
-            cost_target(cost, terminated, mean, discount=self._discount),
-            variance_target(cost, ends, mean, variance, predicted[:, _COST], discount=self._discount),
-        )
-
-    def _descend_critics(self, predicted: Tensor, target: tuple[Tensor, Tensor, Tensor], schedule: Tensor) -> Tensor:
-        """The critics' losses as they were, [R, 4]."""
-        of_reward, of_cost, of_variance = target
-        wanted = torch.stack([of_reward, of_reward, of_cost], dim=1)
-        squared = 0.5 * (predicted[:, :_VARIANCE] - wanted).square().mean(-1)
-        spread = variance_loss(variance_of(predicted[:, _VARIANCE]), of_variance)
-        loss = torch.cat([squared, spread.unsqueeze(1)], dim=1)
-        self._critics_optimizer.step_on_schedule(_gradient(loss, self.critics), schedule)
-        return loss.detach()
-
-    def _tally(self, losses: Tensor, log_prob: Tensor, predicted: Tensor, risk: Tensor, weight: Tensor) -> None:
-        """Add to the sums of AVERAGED; losses [R, 5] of the policy and the four critics."""
-        policy, one, two, cost, variance = losses.unbind(1)
-        means = predicted.mean(-1)
-        spread = variance_of(predicted[:, _VARIANCE]).sqrt().mean(-1)
-        seen = [
-            policy, one + two, cost, variance, -log_prob.mean(-1), means[:, 0], means[:, _COST], spread, risk.mean(-1),
-            weight, (weight > 0).to(weight.dtype),
-        ]  # fmt: skip
-        self._totals += torch.stack(seen)
 
     # --- what the runner asks for ---
 
@@ -336,6 +303,83 @@ def transition_width(widths: tuple[int, int]) -> int:
     """Numbers in a stored transition."""
     observation, action = widths
     return 2 * observation + action + 3
+
+
+# --- an update's arithmetic between its networks: the critics' predictions are [R, 4, B] ---
+
+
+@fusible
+def _constraint(
+    predicted: Tensor, multiplier: Tensor, limit: Tensor, damp: Tensor, tail_mean: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(Γ of the stored actions [R, B], weight of the constraint [R, 1])"""
+    risk = _risk(predicted, tail_mean)
+    return risk, constraint_weight(softplus(multiplier)[:, :1], risk, limit, damp)
+
+
+@fusible
+def _drawn(observation: Tensor, heads: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(observation and action in [−1, 1] [R, B, obs + act], the action's log π [R, B])"""
+    mean, log_std = head_parts(heads)
+    drawn = mean + log_std.exp() * noise
+    return torch.cat([observation, drawn.tanh()], dim=-1), squashed_log_prob(noise, drawn, log_std)
+
+
+@fusible
+def _policy_loss(predicted: Tensor, log_prob: Tensor, alpha: Tensor, weight: Tensor, tail_mean: Tensor) -> Tensor:
+    """[R]"""
+    value = torch.minimum(predicted[:, 0], predicted[:, 1])
+    return policy_loss(log_prob, value, _risk(predicted, tail_mean), alpha, weight)
+
+
+@fusible
+def _critic_losses(
+    predicted: Tensor,
+    behind: Tensor,
+    next_log_prob: Tensor,
+    outcome: Tensor,
+    *,
+    alpha: Tensor,
+    discount: Tensor,
+    ends_variance: Tensor,
+) -> Tensor:
+    """Of predictions at stored actions, given the targets' at the next; outcome is (reward, cost, d). [R, 4]"""
+    reward, cost, terminated = outcome.unbind(-1)
+    value = torch.minimum(behind[:, 0], behind[:, 1])
+    mean, variance = behind[:, _COST], variance_of(behind[:, _VARIANCE])
+    ends = terminated * ends_variance
+    of_reward = reward_target(reward, terminated, value, next_log_prob, temperature=alpha, discount=discount)
+    of_cost = cost_target(cost, terminated, mean, discount=discount)
+    own_mean = predicted[:, _COST].detach()
+    of_variance = variance_target(cost, ends, mean, variance, own_mean, discount=discount)
+    wanted = torch.stack([of_reward, of_reward, of_cost], dim=1)
+    squared = 0.5 * (predicted[:, :_VARIANCE] - wanted).square().mean(-1)
+    spread = variance_loss(variance_of(predicted[:, _VARIANCE]), of_variance)
+    return torch.cat([squared, spread.unsqueeze(1)], dim=1)
+
+
+@fusible
+def _tally(totals: Tensor, losses: Tensor, log_prob: Tensor, stored: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Add to the sums of AVERAGED; losses [R, 5] of the policy and the critics. `stored` is what the critics predict at
+    stored actions, Γ of that and the weight of the constraint."""
+    policy, one, two, cost, variance = losses.unbind(1)
+    predicted, risk, weight = stored
+    means = predicted.mean(-1)
+    spread = variance_of(predicted[:, _VARIANCE]).sqrt().mean(-1)
+    price = weight[:, 0]
+    seen = [
+        policy, one + two, cost, variance, -log_prob.mean(-1), means[:, 0], means[:, _COST], spread, risk.mean(-1),
+        price, (price > 0).to(price.dtype),
+    ]  # fmt: skip
+    totals += torch.stack(seen)
+
+
+_temperature_gradient, _multiplier_gradient = fusible(temperature_gradient), fusible(multiplier_gradient)
+
+
+def _risk(predictions: Tensor, tail_mean: Tensor) -> Tensor:
+    """Γ. [R, B]"""
+    return gaussian_risk(predictions[:, _COST], variance_of(predictions[:, _VARIANCE]), tail_mean)
 
 
 def _gradient(loss: Tensor, stack: Stack) -> Tensor:

@@ -59,6 +59,8 @@ class _Run:
     """Where learners compute, instead of what the study says."""
     worker_python: str | None = None
     """With --device cuda: another interpreter for the simulators, such as one with the paper's release of MuJoCo."""
+    compiled: bool = False
+    """With --device cuda: let torch.compile make WCSAC's update faster; it then rounds differently."""
     attempts: int = 3
     """How often a run is tried before this command gives it up; a later one tries again."""
     address: str | None = None
@@ -202,9 +204,11 @@ def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str,
         if resolve_device(options.device).type == "cuda":
             from bcppo.study.fleets import FleetEngine
 
-            return FleetEngine(folder, asked.runs, options.workers, worker_python=options.worker_python)
-    if options.worker_python:
-        raise ConfigError("--worker-python is for the workers of a fleet: --device cuda, where there is a GPU.")
+            python = options.worker_python
+            return FleetEngine(folder, asked.runs, options.workers, worker_python=python, compiled=options.compiled)
+    for flag, given in (("--worker-python", options.worker_python), ("--compiled", options.compiled)):
+        if given:
+            raise ConfigError(f"{flag} is for a fleet: --device cuda, where there is a GPU.")
     return LocalEngine(folder, options.workers)
 
 

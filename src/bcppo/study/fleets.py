@@ -26,11 +26,13 @@ class FleetEngine:
         workers: int | None = None,
         device: str = "cuda",
         worker_python: str | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self.places = len(runs)
         self._entries = {entry.id: entry for entry in runs}
         self._folder, self._workers, self._device = folder, workers, device
-        self._worker_python = worker_python
+        self._worker_python, self._compiled = worker_python, compiled
         self._groups: list[Group] = []
 
     def start(self, group: Group) -> None:
@@ -49,6 +51,7 @@ class FleetEngine:
             stacked=True,
             worker_python=self._worker_python,
             apart=True,
+            compiled=self._compiled,
             watch=FleetWatch(),
         )
         seconds = monotonic() - begun

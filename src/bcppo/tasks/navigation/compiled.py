@@ -21,7 +21,7 @@ def load_kernel():
         mujoco_library()
     except (ImportError, OSError):
         return None
-    return _kernel
+    return _kernel if hasattr(_kernel, "look") else None  # one that an older source left behind is none
 
 
 @functools.cache

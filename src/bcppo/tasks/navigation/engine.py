@@ -23,6 +23,10 @@ NOTHING_HIDDEN = -1
 _TAGGED = ("button", "gremlin", "pillar", "vase")
 """Kinds whose contacts with the agent matter to some task."""
 
+Look = tuple[Any, ...]
+"""A bit mask of what is in contact with the agent (see `Engine.tag_bit`); then, of each group of objects, the distance
+in the plane from the agent to the nearest, in metres."""
+
 _FIELDS = """
 model data
 mj_checkPos mj_checkVel mj_checkAcc mj_Euler mj_fwdConstraint
@@ -49,7 +53,7 @@ class Engine:
         self._observation = np.zeros(model.nsensordata + LIDAR_BINS * len(self._groups))
         self._geom_tag = np.zeros(model.ngeom, dtype=np.uint8)
         self.tag_bit: dict[str, int] = {}
-        """Object kind (a button's own name) → its bit in `touched`."""
+        """Object kind (a button's own name) → its bit of what `look` says is touched."""
         for geom, kind in enumerate(scene.geom_kinds()):
             if kind == "agent":
                 self._geom_tag[geom] = 1
@@ -96,8 +100,11 @@ class PythonEngine(Engine):
             self._observation[count + index * LIDAR_BINS : count + (index + 1) * LIDAR_BINS] = lidar
         return self._observation.copy()
 
-    def touched(self) -> int:
-        """A bit mask of what is in contact with the agent; see `tag_bit`."""
+    def look(self) -> Look:
+        """(what the agent touches, metres to the nearest object of group 0, of group 1, …)"""
+        return self._touched(), *(self._nearest(bodies) for bodies in self._groups)
+
+    def _touched(self) -> int:
         mask = 0
         for contact in self.data.contact[: self.data.ncon] if self.data.ncon else ():
             if contact.geom1 < 0 or contact.geom2 < 0:
@@ -107,10 +114,9 @@ class PythonEngine(Engine):
                 mask |= 1 << (tags[1] - 2)
         return mask
 
-    def nearest(self, group: int) -> float:
-        """Distance in the plane from the agent to the nearest object of a group, in metres."""
+    def _nearest(self, bodies: Any) -> float:
         x, y = self.scene.position(self.scene.agent)
-        places = self.data.xpos[self._groups[group], :2].tolist()
+        places = self.data.xpos[bodies, :2].tolist()
         return min(math.sqrt((px - x) * (px - x) + (py - y) * (py - y)) for px, py in places)
 
     def _sense(self, lidar: list[float], place: list[float]) -> None:
@@ -143,8 +149,7 @@ class KernelEngine(Engine):
         self._world = kernel.bind(self._describe())
         self._kernel_advance = functools.partial(kernel.advance, self._world)
         self._kernel_observe = functools.partial(kernel.observe, self._world, LIDAR_RANGE)
-        self._kernel_touched = functools.partial(kernel.touched, self._world)
-        self.nearest = functools.partial(kernel.nearest, self._world)
+        self._kernel_look = functools.partial(kernel.look, self._world)
 
     def advance(self, force: float, turn: float) -> None:
         if self._gremlins is None:
@@ -156,8 +161,8 @@ class KernelEngine(Engine):
         self._kernel_observe(hidden_group)
         return self._observation.copy()
 
-    def touched(self) -> int:
-        return self._kernel_touched(self.data.ncon)
+    def look(self) -> Look:
+        return self._kernel_look(self.data.ncon)
 
     def _describe(self) -> list[int]:
         stride, geom1, geom2 = contact_layout()

@@ -91,9 +91,9 @@ class NavigationEnv(gymnasium.Env):
         self._steps += 1
         self._stream.tick()  # type: ignore[union-attr]
         self._engine.advance(min(max(force, -1.0), 1.0), min(max(turn, -1.0), 1.0))
-        touched = self._engine.touched()
-        reward, achieved = self._rules.reward(touched)
-        info: dict[str, Any] = self._rules.costs(touched)
+        seen = self._engine.look()
+        reward, achieved = self._rules.reward(seen)
+        info: dict[str, Any] = self._rules.costs(seen)
         info["cost"] = info["cost_sum"]
         self._rules.end_step()
         terminated = False

@@ -217,12 +217,8 @@ static PyObject *observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs
   Py_RETURN_NONE;
 }
 
-/* touched(world, contacts): a bit mask of the object tags in contact with the agent. */
-static PyObject *touched(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-  World *w = nargs == 2 ? PyCapsule_GetPointer(args[0], NULL) : NULL;
-  if (!w) { if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "touched takes two arguments"); return NULL; }
-  long contacts = PyLong_AsLong(args[1]);
-  if (PyErr_Occurred()) return NULL;
+/* A bit mask of the object tags in contact with the agent. */
+static uint64_t contact_mask(const World *w, long contacts) {
   uint64_t mask = 0;
   for (long i = 0; i < contacts; i++) {
     const char *contact = w->contacts + i * w->contact_stride;
@@ -234,16 +230,11 @@ static PyObject *touched(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     if (a == 1 && b > 1) mask |= (uint64_t)1 << (b - 2);
     if (b == 1 && a > 1) mask |= (uint64_t)1 << (a - 2);
   }
-  return PyLong_FromUnsignedLongLong(mask);
+  return mask;
 }
 
-/* nearest(world, group): the smallest distance in the plane from the agent to an object of a group, in metres. */
-static PyObject *nearest(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-  World *w = nargs == 2 ? PyCapsule_GetPointer(args[0], NULL) : NULL;
-  if (!w) { if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "nearest takes two arguments"); return NULL; }
-  long group = PyLong_AsLong(args[1]);
-  if (PyErr_Occurred()) return NULL;
-  if (group < 0 || group >= w->groups) { PyErr_SetString(PyExc_IndexError, "no such group"); return NULL; }
+/* The smallest distance in the plane from the agent to an object of a group, in metres. */
+static double least_distance(const World *w, int64_t group) {
   const double *here = w->xpos + 3 * w->agent;
   double least = INFINITY;
   for (int64_t i = 0; i < w->group[group].count; i++) {
@@ -251,7 +242,22 @@ static PyObject *nearest(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     double x = place[0] - here[0], y = place[1] - here[1], distance = sqrt(x * x + y * y);
     if (distance < least) least = distance;
   }
-  return PyFloat_FromDouble(least);
+  return least;
+}
+
+/* look(world, contacts) -> (mask, metres, ...): what the agent touches, and how far the nearest object of each group is.
+ * One call, since after the physics the caches hold little of Python: each costs several times what it costs in a loop. */
+static PyObject *look(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+  World *w = nargs == 2 ? PyCapsule_GetPointer(args[0], NULL) : NULL;
+  if (!w) { if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "look takes two arguments"); return NULL; }
+  long contacts = PyLong_AsLong(args[1]);
+  if (PyErr_Occurred()) return NULL;
+  PyObject *seen = PyTuple_New(1 + (Py_ssize_t)w->groups);
+  if (!seen) return NULL;
+  PyTuple_SetItem(seen, 0, PyLong_FromUnsignedLongLong(contact_mask(w, contacts)));
+  for (int64_t g = 0; g < w->groups; g++) PyTuple_SetItem(seen, 1 + (Py_ssize_t)g, PyFloat_FromDouble(least_distance(w, g)));
+  if (PyErr_Occurred()) { Py_DECREF(seen); return NULL; }
+  return seen;
 }
 
 /* place(next_double, state, extent, keepouts, tries, object_tries) -> [x0, y0, x1, y1, ...] or None: rejection sampling on
@@ -295,8 +301,7 @@ static PyMethodDef methods[] = {
     {"bind", bind, METH_O, "bind(numbers) -> world"},
     {"advance", (PyCFunction)(void (*)(void))advance, METH_FASTCALL, "advance(world, force, turn, *path)"},
     {"observe", (PyCFunction)(void (*)(void))observe, METH_FASTCALL, "observe(world, range, hidden_group)"},
-    {"touched", (PyCFunction)(void (*)(void))touched, METH_FASTCALL, "touched(world, contacts) -> mask"},
-    {"nearest", (PyCFunction)(void (*)(void))nearest, METH_FASTCALL, "nearest(world, group) -> metres"},
+    {"look", (PyCFunction)(void (*)(void))look, METH_FASTCALL, "look(world, contacts) -> (mask, metres, ...)"},
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, "place(next_double, state, extent, keepouts, tries, object_tries)"},
     {NULL, NULL, 0, NULL}};
 

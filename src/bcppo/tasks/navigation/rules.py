@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from bcppo.tasks.navigation.engine import NOTHING_HIDDEN, AnyEngine
+from bcppo.tasks.navigation.engine import NOTHING_HIDDEN, AnyEngine, Look
 from bcppo.tasks.navigation.layout import Point, Stream
 from bcppo.tasks.navigation.levels import BUTTON_DELAY, VASE_SPEED_THRESHOLD, Level, Objects
 from bcppo.tasks.navigation.model import Scene
 
 ACHIEVEMENT_REWARD = 1.0
 
-Charged = Callable[[int], Any]
-"""(what the agent touches) → whether the step is charged for it"""
+Charged = Callable[[Look], Any]
+"""(what the engine sees) → whether the step is charged for it"""
 
 
 class Rules:
@@ -26,7 +26,7 @@ class Rules:
     def __init__(self, scene: Scene, engine: AnyEngine) -> None:
         self.level: Level = scene.level
         self.scene, self.engine = scene, engine
-        self._goal_group = engine.group_of["goal"]
+        self._goal_place = 1 + engine.group_of["goal"]  # in a Look
         goal = self.level.find("goal")
         assert goal is not None
         self._goal_size = goal.size
@@ -34,7 +34,7 @@ class Rules:
         self._charges = [(_charge(group.kind), self._charged_for(group)) for group in self.level.objects if group.costs]
         vases = self.level.find("vase")
         if vases and vases.costs:  # vases charge for touch and, last of all, for motion
-            self._charges.append(("cost_vases_velocity", lambda touched: self._a_vase_moves()))
+            self._charges.append(("cost_vases_velocity", lambda seen: self._a_vase_moves()))
         joints = (scene.model.body_jntadr[body] for body in scene.bodies.get("vase", ()))
         self._vase_speeds = [slice(start, start + 3) for start in (scene.model.jnt_dofadr[joint] for joint in joints)]
 
@@ -48,19 +48,19 @@ class Rules:
 
     def measure_start(self) -> None:
         """Take the distances that the next reward is a difference to."""
-        self._goal_distance = self.engine.nearest(self._goal_group)
+        self._goal_distance = self.engine.look()[self._goal_place]
 
-    def reward(self, touched: int) -> tuple[float, bool]:
-        """(reward of the step just made, whether the goal was achieved), given what the agent touches."""
-        distance = self.engine.nearest(self._goal_group)
+    def reward(self, seen: Look) -> tuple[float, bool]:
+        """(reward of the step just made, whether the goal was achieved), given what the engine sees."""
+        distance = seen[self._goal_place]
         reward = self._goal_distance - distance
         self._goal_distance = distance
-        achieved = self._achieved(distance, touched)
+        achieved = self._achieved(distance, seen[0])
         return (reward + ACHIEVEMENT_REWARD if achieved else reward), achieved
 
-    def costs(self, touched: int) -> dict[str, float]:
+    def costs(self, seen: Look) -> dict[str, float]:
         """The simulator's own costs of the step, each 0 or 1; `cost_sum` is 1 where any is."""
-        costs = {name: 1.0 if charged(touched) else 0.0 for name, charged in self._charges}
+        costs = {name: 1.0 if charged(seen) else 0.0 for name, charged in self._charges}
         costs["cost_sum"] = 1.0 if 1.0 in costs.values() else 0.0
         return costs
 
@@ -73,10 +73,10 @@ class Rules:
     def _charged_for(self, group: Objects) -> Charged:
         """Hazards charge for coming near, all others for touch."""
         if group.kind == "hazard":
-            nearest, number, size = self.engine.nearest, self.engine.group_of["hazard"], group.size
-            return lambda touched: nearest(number) < size
+            place, size = 1 + self.engine.group_of["hazard"], group.size
+            return lambda seen: seen[place] < size
         bit = self.engine.tag_bit[group.kind]
-        return lambda touched: touched & bit
+        return lambda seen: seen[0] & bit
 
     def _a_vase_moves(self) -> bool:
         velocity = self.scene.data.qvel
@@ -121,7 +121,7 @@ class ButtonRules(Rules):
     def _charged_for(self, group: Objects) -> Charged:
         if group.kind != "button":
             return super()._charged_for(group)
-        return lambda touched: not self._timer and touched & self._wrong
+        return lambda seen: not self._timer and seen[0] & self._wrong
 
 
 class PushRules(Rules):
@@ -130,7 +130,7 @@ class PushRules(Rules):
     def measure_start(self) -> None:
         self._box_distance, self._box_goal_distance = self._box_distances()
 
-    def reward(self, touched: int) -> tuple[float, bool]:
+    def reward(self, seen: Look) -> tuple[float, bool]:
         to_box, to_goal = self._box_distances()
         reward = (self._box_distance - to_box) * float(self._box_distance > 0)
         reward += self._box_goal_distance - to_goal
