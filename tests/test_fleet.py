@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from test_kill import results
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.fleet import name_runs, train_fleet, vary
 from bcppo.pool import Turns, Worker, wait
-from bcppo.records import RunFolder, read_json
+from bcppo.records import FolderError, RunFolder, read_json
 from bcppo.remote import RemoteCollector
 from bcppo.run import Run, make_config, resume, train
 from bcppo.training import Trainer
@@ -62,7 +63,8 @@ def test_a_run_of_a_fleet_equals_the_run_alone(stacked: bool, alone: dict[str, d
     folders = train_fleet(runs, out=tmp_path, workers=2, stacked=stacked)
     check(folders, alone)
     found = read_json(folders[0] / "provenance.json")["fleet"]
-    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2, "apart": False}
+    rounding = {"tf32": False, "compiled": False}
+    assert found == {"runs": len(runs), "stacked": stacked, "workers": 2, "apart": False, **rounding}
 
 
 def test_a_fleet_that_learns_from_stored_transitions_equals_its_runs_alone(tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_the_settings_of_a_sweep_share_a_stack(tmp_path: Path, monkeypatch: pyte
         small("bcppo", 0, beta=beta, alpha=alpha) for beta, alpha in ((0.1, 0.9), (5.0, 0.95), (0.0, 0.99), (1.0, 0.9))
     ]
     sizes = []
-    monkeypatch.setattr("bcppo.fleet.Trainer", lambda runs, watch: sizes.append(len(runs)) or Trainer(runs, watch))
-    from bcppo.run import Trainer
+    counted = lambda runs, *rest, **how: sizes.append(len(runs)) or Trainer(runs, *rest, **how)  # noqa: E731
+    monkeypatch.setattr("bcppo.fleet.Trainer", counted)
 
     folders = train_fleet(sweep, out=tmp_path / "fleet", workers=1, stacked=True)
     assert sizes == [2, 1, 1]  # one stack in parts that take turns
@@ -189,6 +191,29 @@ def test_a_run_that_diverges_leaves_the_others_of_its_stack_as_they_would_be(
     sick, *healthy = (train_fleet(runs, out=tmp_path, workers=1, stacked=True)[index] for index in (1, 0, 2))
     assert sick.status()["state"] == "diverged"
     check(healthy, alone)
+
+
+def test_checkpoints_are_written_while_the_fleet_goes_on_and_trouble_with_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, by = RunFolder.save_checkpoint, []
+
+    def slow(folder: RunFolder, *state) -> None:
+        by.append(threading.current_thread().name)
+        time.sleep(0.05)
+        if "-cppo-" in folder.path.name and folder.load_checkpoint(pytest.fail) is not None:
+            raise FolderError("There is no room.")
+        save(folder, *state)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", slow)
+    runs = [small("bcppo", 0), small("bcppo", 1), small("cppo", 0)]
+    bcppo, other, cppo = train_fleet(runs, out=tmp_path, workers=1, stacked=True)
+    assert all(name.startswith("checkpoints") for name in by)
+    assert [folder.status()["state"] for folder in (bcppo, other, cppo)] == ["finished", "finished", "failed"]
+    assert cppo.status()["message"] == "There is no room."
+    loaded = bcppo.load_checkpoint(pytest.fail)
+    assert loaded is not None
+    assert json.loads(loaded[1]["state"])["step"] == 512
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -221,6 +221,7 @@ def _train_stacked(
         for worker in workers:
             ends.callback(worker.close)
         fleet = _Fleet(workers, turns, watch, apart=apart)
+        ends.callback(fleet.close)
         stacks = _stacks(fleet.settled([fleet.open(member) for member in members]), apart=apart)
         # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
         if len(stacks) == 1 and not apart and not METHODS[members[0].method].off_policy:
@@ -252,7 +253,7 @@ class _Fleet:
     def __init__(self, workers: Sequence[Worker], turns: Turns, watch: FleetWatch, *, apart: bool) -> None:
         self._workers, self._turns, self._watch, self._apart = workers, turns, watch, apart
         self._load = [0.0] * len(workers)
-        self._at_work: dict[Iterator[Sequence[Any]], tuple[Trainer, Sequence[Any]]] = {}
+        self._at_work: dict[Generator[Sequence[Any], None, None], tuple[Trainer, Sequence[Any]]] = {}
 
     def open(self, member: Member) -> Run:
         """A run in the workers that have the least to do."""
@@ -277,7 +278,7 @@ class _Fleet:
         return made
 
     def launch(self, runs: Sequence[Run]) -> None:
-        trainer = Trainer(runs, self._watch)
+        trainer = Trainer(runs, self._watch, writes_aside=True)
         trainer.restore()
         for run in runs:
             run.folder.set_status(RUNNING)
@@ -297,7 +298,12 @@ class _Fleet:
                 updating = any(isinstance(one, Awaited) for _, awaited in self._at_work.values() for one in awaited)
                 wait(self._workers, _BETWEEN_LOOKS if updating else _PATIENCE)
 
-    def _go_on(self, work: Iterator[Sequence[Any]], trainer: Trainer) -> None:
+    def close(self) -> None:
+        """Where it was interrupted: what trainers had begun to write is written."""
+        for work in list(self._at_work):
+            work.close()
+
+    def _go_on(self, work: Generator[Sequence[Any], None, None], trainer: Trainer) -> None:
         self._at_work.pop(work, None)
         try:
             self._at_work[work] = trainer, next(work)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
 class Trainer:
     """R runs in lock-step on one learner."""
 
-    def __init__(self, runs: Sequence[Run], watch: Watch) -> None:
+    def __init__(self, runs: Sequence[Run], watch: Watch, *, writes_aside: bool = False) -> None:
+        """`writes_aside` has checkpoints written by another thread, where others would wait for this one."""
         first = runs[0]
         if len({(run.widths, *(bound.tobytes() for bound in run.bounds)) for run in runs}) > 1:
             raise ConfigError("Runs of one stack must have observations and actions of one size and one set of bounds.")
         if len({(run.method, run.config.steps, run.config.device) for run in runs}) > 1:
             raise ConfigError("Runs of one stack must agree on method, steps and device; separate these.")
         self.runs, self.watch = runs, watch
+        self._writer = ThreadPoolExecutor(1, "checkpoints") if writes_aside else None
+        self._writing: dict[int, Future[None]] = {}
         self.device = resolve_device(first.config.device)
         torch.set_num_threads(1)
         keep_freed_memory()
@@ -53,26 +57,31 @@ class Trainer:
         for _ in self.work():
             pass
 
-    def work(self) -> Iterator[Sequence[Any]]:
+    def work(self) -> Generator[Sequence[Any], None, None]:
         """The same, piece by piece: hands over what it waits for, so that others can work."""
-        while not self.runs[0].finished:
-            advance = yield from self.loop.advance()
-            updated = perf_counter()
-            self._record(advance)
-            yield from self._evaluate(self._due("eval_every"), final=False)
-            evaluated = perf_counter()
-            for index in self._due("checkpoint_every"):
+        try:
+            while not self.runs[0].finished:
+                advance = yield from self.loop.advance()
+                updated = perf_counter()
+                self._record(advance)
+                yield from self._evaluate(self._due("eval_every"), final=False)
+                evaluated = perf_counter()
+                for index in self._due("checkpoint_every"):
+                    self.checkpoint(index)
+                seconds = {"evaluate": evaluated - updated, "checkpoint": perf_counter() - evaluated}
+                self._time(advance.rollouts, advance.seconds | seconds)
+            missing = [index for index, run in enumerate(self.runs) if not run.evaluated]
+            yield from self._evaluate(missing, final=True)
+            for index in missing:
                 self.checkpoint(index)
-            seconds = {"evaluate": evaluated - updated, "checkpoint": perf_counter() - evaluated}
-            self._time(advance.rollouts, advance.seconds | seconds)
-        missing = [index for index, run in enumerate(self.runs) if not run.evaluated]
-        yield from self._evaluate(missing, final=True)
-        for index, run in enumerate(self.runs):
-            if index in missing:
-                self.checkpoint(index)
-            save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
-            self.loop.finish(index)
-            run.folder.set_status(FINISHED)
+            for index, run in enumerate(self.runs):
+                self._written(index)
+                save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
+                self.loop.finish(index)
+                run.folder.set_status(FINISHED)
+        finally:
+            if self._writer:
+                self._writer.shutdown()  # what was begun is written, whatever has happened
 
     def _evaluate(self, indices: Sequence[int], *, final: bool) -> Iterator[Sequence[Any]]:
         if not indices:
@@ -121,14 +130,24 @@ class Trainer:
         """A run's rows first, then the checkpoint that covers them."""
         run = self.runs[index]
         run.write_rows()
-        run.folder.save_checkpoint(self._state(index), run.notes() | self.loop.notes(index))
+        self._written(index)
+        state = self._state(index), run.notes() | self.loop.notes(index)
+        if self._writer:
+            self._writing[index] = self._writer.submit(run.folder.save_checkpoint, *state)
+        else:
+            run.folder.save_checkpoint(*state)
+
+    def _written(self, index: int) -> None:
+        """Until a run's last checkpoint is there; where it could not be written, this says so."""
+        if index in self._writing:
+            self._writing.pop(index).result()
 
     def _state(self, index: int) -> dict[str, np.ndarray]:
         tensors: dict[str, np.ndarray] = {}
         for name, optimizer in self.learner.optimizers().items():
-            tensors |= {f"{name}.{key}": t[index].detach().cpu().numpy() for key, t in optimizer.state().items()}
+            tensors |= {f"{name}.{key}": _host_copy(t[index]) for key, t in optimizer.state().items()}
             tensors[f"{name}.steps"] = np.array(optimizer.steps[index])
-        tensors |= {f"controller.{key}": t[index].cpu().numpy() for key, t in self.learner.memory().items()}
+        tensors |= {f"controller.{key}": _host_copy(t[index]) for key, t in self.learner.memory().items()}
         for number, collector in enumerate(self.runs[index].collectors):
             tensors[f"actions{number}"] = collector.state()[1]
         return tensors
@@ -155,6 +174,10 @@ class Trainer:
 
 
 @torch.no_grad()
+def _host_copy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().to("cpu", copy=True).numpy()
+
+
 def load_learner(learner: Any, index: int, tensors: dict[str, np.ndarray]) -> None:
     """Put a checkpoint's networks, optimisers and controller into place `index` of a learner's stack."""
     try:
