@@ -44,7 +44,7 @@ def our_row(cell: dict[str, Any], long: dict[str, Any] | None) -> list[str]:
     if long is not None and long["seeds"] == cell["seeds"]:
         many = f"{long['many_cvar95']:.3f} [{long['many_cvar95_low']:.3f}, {long['many_cvar95_high']:.3f}]"
     apart = distances(cell)
-    far = ", ".join(f"{value:.1f}" for value in apart.values()) if method != "ppopid" else ""
+    far = ", ".join(f"{round(value, 1) + 0.0:.1f}" for value in apart.values()) if method != "ppopid" else ""
     return [*cells, many, f"{100 * cell['positive_share']:.1f} %", far]
 
 

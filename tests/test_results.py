@@ -37,7 +37,7 @@ def test_networks_and_records_are_small_enough_to_publish() -> None:
     assert size(RESULTS / "main") < 25 * MEGABYTE
 
 
-@pytest.mark.parametrize("name", ["main", "calibration-comparators"])
+@pytest.mark.parametrize("name", ["main", "calibration-comparators", "controls"])
 def test_packed_studies_can_be_read(name: str) -> None:
     records = load_study(RESULTS / name)
     assert records.runs["usable"].any()
