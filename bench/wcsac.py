@@ -23,11 +23,14 @@ import numpy as np
 import torch
 
 from bcppo.algorithms.wcsac import WCSAC, Draws, transition_width
+from bcppo.fused import compile_kernels
 from bcppo.nets import capture, keep_freed_memory
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
 
 HOPPER = (11, 3)
+WIDTHS = {"hopper": HOPPER, "goal1": (60, 2)}
+"""Numbers in an observation and in an action."""
 
 
 def learner(runs: int, device: str, widths: tuple[int, int] = HOPPER) -> WCSAC:
@@ -103,14 +106,14 @@ def measure_run(steps: int) -> None:
         print(f"  {name:<9} {1e3 * value / taken * share:7.2f} ms a step of the processor's own, about")
 
 
-def measure_stacks(device: str, runs: list[int], updates: int = 200) -> None:
+def measure_stacks(device: str, runs: list[int], updates: int = 200, widths: tuple[int, int] = HOPPER) -> None:
     for count in runs:
-        plain = learner(count, device)
+        plain = learner(count, device, widths)
         drawn = [plain.draw() for _ in range(updates)]
         seconds = timed(plain.step, drawn, device)
         line = f"{count:>3} runs on {device}: {1e6 * seconds:,.0f} µs an update, {count / seconds:,.0f} run-updates/s"
         if device == "cuda":
-            other = learner(count, device)
+            other = learner(count, device, widths)
             replayed = timed(captured(other, drawn[0]), drawn, device)
             line += f"; as a graph {1e6 * replayed:,.0f} µs, {count / replayed:,.0f} run-updates/s"
         print(line)
@@ -214,11 +217,14 @@ def main() -> None:
     parser.add_argument("--update", action="store_true", help="the update of stacked runs alone")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, nargs="+", default=[1])
+    parser.add_argument("--task", choices=sorted(WIDTHS), default="hopper", help="of --update: whose widths")
+    parser.add_argument("--compiled", action="store_true", help="of --update: with torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     if options.update:
-        measure_stacks(options.device, options.runs, 200 if options.device == "cuda" else 20)
+        compile_kernels(options.compiled)
+        measure_stacks(options.device, options.runs, 200 if options.device == "cuda" else 20, WIDTHS[options.task])
         if options.device == "cuda":
             compare(options.device)
             compare_overlapped(options.device)
