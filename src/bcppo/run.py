@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,11 @@ class Run:
             self.append("evaluations", {"step": self.step, "final": final, "stochastic": False, **row})
 
     def write_rows(self) -> None:
-        for name, columns in self.rows.items():
+        self.write_all(self.rows)
+
+    def write_all(self, rows: Mapping[str, Mapping[str, list]]) -> None:
+        """Rows such as `rows` has them, name → columns."""
+        for name, columns in rows.items():
             if columns:
                 self.folder.write_rows(name, columns)
 

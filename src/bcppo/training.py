@@ -128,14 +128,14 @@ class Trainer:
 
     def checkpoint(self, index: int) -> None:
         """A run's rows first, then the checkpoint that covers them."""
-        run = self.runs[index]
-        run.write_rows()
+        run, state = self.runs[index], self._state(index)
+        notes = run.notes() | self.loop.notes(index)
         self._written(index)
-        state = self._state(index), run.notes() | self.loop.notes(index)
-        if self._writer:
-            self._writing[index] = self._writer.submit(run.folder.save_checkpoint, *state)
-        else:
-            run.folder.save_checkpoint(*state)
+        if not self._writer:
+            _write(run, run.rows, state, notes)
+            return
+        rows = {name: {column: list(values) for column, values in own.items()} for name, own in run.rows.items()}
+        self._writing[index] = self._writer.submit(_write, run, rows, state, notes)
 
     def _written(self, index: int) -> None:
         """Until a run's last checkpoint is there; where it could not be written, this says so."""
@@ -174,6 +174,13 @@ class Trainer:
 
 
 @torch.no_grad()
+def _write(
+    run: Run, rows: dict[str, dict[str, list]], state: dict[str, np.ndarray], notes: dict[str, str]
+) -> None:
+    run.write_all(rows)
+    run.folder.save_checkpoint(state, notes)
+
+
 def _host_copy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().to("cpu", copy=True).numpy()
 
