@@ -1,7 +1,7 @@
 """OmniSafe 0.5.0's own PPOLag or FOCOPS on one of our tasks, at full length: `PYTHON bench/omnisafe_full.py hopper`.
 
 PYTHON is one that has OmniSafe (bench/training.py says how to make it) and finds this package. The settings are the
-paper's: 2,048 steps a rollout, minibatches of 256, 20 passes, a million steps, everything else as released; and its
+paper's: 488 rollouts of 2,048 steps, minibatches of 256, 20 passes, everything else as released; and its
 conversion to rates: the cost of episodes that the multiplier is set by, and the cost advantage, divided by the mean
 episode length. All code that learns is OmniSafe's. Prints return, cost per step and CVaR@95 of the 20 evaluation
 episodes of the final policy, with deterministic actions, as a row of `bcppo report` has them.
@@ -22,11 +22,13 @@ import torch
 
 import bcppo
 import bcppo.integrations.omnisafe as tasks
+from bcppo.config import EVAL_FIRST_SEED
+from bcppo.evaluation import CVAR_LEVEL
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.tasks import TASKS
 
 ROLLOUT, MINIBATCH, PASSES, ROLLOUTS = 2048, 256, 20, 488
-EPISODES = range(10_000, 10_020)
+EPISODES = range(EVAL_FIRST_SEED, EVAL_FIRST_SEED + 20)
 
 
 def in_rates(learner: Any) -> None:
@@ -45,6 +47,7 @@ def evaluate(learner: Any, task: str) -> list[tuple[float, float]]:
     seen = learner._env.save()["obs_normalizer"]
     mean, std, bound = seen.mean, seen.std, seen._clip
     env, rows = bcppo.make_task(task), []
+    assert (np.abs([env.action_space.low, env.action_space.high]) == 1).all()  # OmniSafe would scale others
     for seed in EPISODES:
         observation, _ = env.reset(seed=seed)
         total, cost, steps, over = 0.0, 0.0, 0, False
@@ -66,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rollouts", type=int, default=ROLLOUTS)
     options = parser.parse_args()
-    import omnisafe
+    import omnisafe  # which `tasks` has helped over its import
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {
@@ -82,7 +85,7 @@ def main() -> None:
         in_rates(agent.agent)
         agent.learn()
         rows = np.array(evaluate(agent.agent, options.task))
-    tail = conditional_value_at_risk(rows[:, 1], 0.95)
+    tail = conditional_value_at_risk(rows[:, 1], CVAR_LEVEL)
     lagrange = agent.agent._lagrange.lagrangian_multiplier.item()
     row = {"return": rows[:, 0].mean(), "cost_rate": rows[:, 1].mean(), "cvar95": tail, "multiplier": lagrange}
     print(json.dumps({"task": options.task, "algorithm": options.algorithm, "seed": options.seed, **row}))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms.wcsac import WCSAC, Draws, transition_width
-from bcppo.fused import compile_kernels
+from bcppo.fused import compiled_kernels
 from bcppo.nets import capture, keep_freed_memory
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
@@ -223,8 +223,8 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     if options.update:
-        compile_kernels(options.compiled)
-        measure_stacks(options.device, options.runs, 200 if options.device == "cuda" else 20, WIDTHS[options.task])
+        with compiled_kernels(options.compiled):
+            measure_stacks(options.device, options.runs, 200 if options.device == "cuda" else 20, WIDTHS[options.task])
         if options.device == "cuda":
             compare(options.device)
             compare_overlapped(options.device)

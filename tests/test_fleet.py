@@ -216,6 +216,34 @@ def test_checkpoints_are_written_while_the_fleet_goes_on_and_trouble_with_one_is
     assert json.loads(loaded[1]["state"])["step"] == 512
 
 
+def test_an_interrupted_fleet_ends_when_what_it_had_begun_to_write_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = RunFolder.save_checkpoint
+    monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *state: (time.sleep(0.5), save(*state)))
+
+    class Impatient(FleetWatch):
+        def hear(self, name: str, news: dict) -> None:
+            if news.get("step", 0) >= 192:  # the first checkpoint, at 128, is being written
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet([small("bcppo", 0)], out=tmp_path, workers=1, stacked=True, watch=Impatient(bar=False))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoints")]
+    loaded = RunFolder(next(tmp_path.iterdir())).load_checkpoint(pytest.fail)
+    assert loaded is not None
+    assert json.loads(loaded[1]["state"])["step"] == 128
+
+
+def test_a_run_begun_with_compiled_updates_goes_on_with_them_only(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny_cmdp.make-bcppo-seed0"
+    run = small("bcppo", 0)
+    RunFolder(folder).create(*run, "cpu", {"fleet": {"compiled": True}})
+    for go_on in (lambda: train_fleet([run], out=tmp_path, stacked=True), lambda: resume(folder)):
+        with pytest.raises(BcppoError, match="was begun with compiled updates"):
+            go_on()
+
+
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     runs = [small("bcppo", 0)]
     train_fleet(runs, out=tmp_path, workers=1)
@@ -241,6 +269,8 @@ def test_impossible_fleets_are_refused_in_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=sentence):
             train_fleet(runs, out=tmp_path)
+    with pytest.raises(ConfigError, match="for stacked learners on a GPU"):
+        train_fleet([small("bcppo", 0)], out=tmp_path, device="cpu", stacked=True, compiled=True)
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         vary(["bcppo"], ["hopper"], [0], ["beta"])
     with pytest.raises(ConfigError, match="There is no setting named 'bta'"):

@@ -24,13 +24,13 @@ import torch
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, text_of, to_json
 from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
-from bcppo.fused import compile_kernels
+from bcppo.fused import compiled_kernels, require_compiler
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Turns, Worker, take_in, wait, worker_stack
 from bcppo.queued import Awaited
 from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
-from bcppo.run import Run, Trainer, leave, make_config, resolve_device
+from bcppo.run import Run, Trainer, begun_compiled, leave, make_config, resolve_device
 from bcppo.stack import SIMULATORS, versions
 from bcppo.tasks import looks_like_an_id
 from bcppo.tasks.table import TASKS
@@ -87,7 +87,7 @@ def train_fleet(
     interpreter for the workers of stacked learners, such as one that has the paper's release of MuJoCo. `apart` stacks
     runs of one protocol only: a GPU's rounding may depend on how many runs a stack has, and a protocol's seeds then
     come out the same whatever else is in the fleet. `compiled` has `torch.compile` make fewer kernels of a GPU's WCSAC
-    update, which then takes some 40 % less time and rounds differently. A run that fails says so in its folder and does
+    update, which then takes a third less time and rounds differently. A run that fails says so in its folder and does
     not stop the others.
 
     >>> import bcppo, tempfile
@@ -106,8 +106,10 @@ def train_fleet(
         raise ConfigError(f"A fleet needs at least 1 worker, but {count} were asked for.")
     if worker_python and not stacked:
         raise ConfigError("worker_python is for the workers of stacked learners; without a GPU each run has a process.")
-    if (tf32 or compiled) and where.type != "cuda":
-        raise ConfigError("tf32 and compiled are for learners on a GPU.")
+    if (tf32 or compiled) and not (where.type == "cuda" and stacked):
+        raise ConfigError("tf32 and compiled are for stacked learners on a GPU.")
+    if compiled:
+        require_compiler()
     rounding = {"tf32": tf32, "compiled": compiled}
     note: dict[str, Any] = {
         "fleet": {"runs": len(runs), "workers": count, "stacked": stacked, "apart": apart, **rounding}
@@ -122,8 +124,8 @@ def train_fleet(
             train_in_lanes([member.folder.path for member in unfinished], count, watch)
         else:
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            compile_kernels(compiled)
-            _train_stacked(unfinished, count, worker_python, watch, apart=apart)
+            with compiled_kernels(compiled):
+                _train_stacked(unfinished, count, worker_python, watch, apart=apart)
     return [member.folder for member in members]
 
 
@@ -184,6 +186,7 @@ def _prepare(
         folder = RunFolder(out / name)
         if folder.exists:
             refuse_kept(folder.path)
+            _refuse_other_rounding(folder, note["fleet"]["compiled"])
             found = folder.load_config(CONFIGS)
             if (found[0], _settings(found[1])) != (method, _settings(config)):
                 raise FolderError(f"{folder.path} already holds another run; choose another folder for this fleet.")
@@ -194,6 +197,13 @@ def _prepare(
         if not member.folder.exists:
             member.folder.create(member.method, member.config, device, note)
     return members
+
+
+def _refuse_other_rounding(folder: RunFolder, compiled: bool) -> None:
+    """A run that was begun with compiled updates goes on with them, and no other does: else it would be neither."""
+    if folder.status()["state"] != FINISHED and begun_compiled(folder) != compiled:
+        begun = "without compiled updates" if compiled else "with compiled updates"
+        raise FolderError(f"The run in {folder.path} was begun {begun} and can only go on so.")
 
 
 def _with_workers(own: dict[str, str], theirs: dict[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from bcppo.kept import refuse_kept
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.policy import NumpyPolicy
 from bcppo.pool import Worker
-from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder
+from bcppo.records import DIVERGED, FAILED, FINISHED, FORMAT, RUNNING, FolderError, RunFolder, read_json
 from bcppo.remote import RemoteCollector
 from bcppo.rollout import Collector, MakeEnv, Rollout
 from bcppo.settings import make_preset
@@ -284,7 +284,14 @@ def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | N
         return folder
     if state["state"] == DIVERGED:
         raise FolderError(f"The run in {folder.path} diverged and cannot go on: {state['message']}")
+    if begun_compiled(folder):
+        raise FolderError(f"The run in {folder.path} was begun with compiled updates: its fleet can go on with it.")
     return _drive([Run(method, config, folder, make_env)], watch or silent(), fresh=False)
+
+
+def begun_compiled(folder: RunFolder) -> bool:
+    """Whether a run's updates are compiled ones, which only a fleet makes."""
+    return bool(read_json(folder / "provenance.json").get("fleet", {}).get("compiled"))
 
 
 def make_config(method: str = "bcppo", task: str = "goal1", preset: str = "paper", **settings: Any) -> RunConfig:

@@ -64,6 +64,8 @@ class Trainer:
                 advance = yield from self.loop.advance()
                 updated = perf_counter()
                 self._record(advance)
+                for index in [index for index, writing in self._writing.items() if writing.done()]:
+                    self._written(index)
                 yield from self._evaluate(self._due("eval_every"), final=False)
                 evaluated = perf_counter()
                 for index in self._due("checkpoint_every"):
@@ -82,6 +84,9 @@ class Trainer:
         finally:
             if self._writer:
                 self._writer.shutdown()  # what was begun is written, whatever has happened
+            for index, writing in self._writing.items():
+                if error := writing.exception():
+                    self.watch.warn(f"{self.runs[index].folder.path.name}: its last checkpoint is missing: {error}")
 
     def _evaluate(self, indices: Sequence[int], *, final: bool) -> Iterator[Sequence[Any]]:
         if not indices:
@@ -173,10 +178,7 @@ class Trainer:
             raise FolderError(f"{self.runs[index].folder.path}: {error}") from error
 
 
-@torch.no_grad()
-def _write(
-    run: Run, rows: dict[str, dict[str, list]], state: dict[str, np.ndarray], notes: dict[str, str]
-) -> None:
+def _write(run: Run, rows: dict[str, dict[str, list]], state: dict[str, np.ndarray], notes: dict[str, str]) -> None:
     run.write_all(rows)
     run.folder.save_checkpoint(state, notes)
 
@@ -185,6 +187,7 @@ def _host_copy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().to("cpu", copy=True).numpy()
 
 
+@torch.no_grad()
 def load_learner(learner: Any, index: int, tensors: dict[str, np.ndarray]) -> None:
     """Put a checkpoint's networks, optimisers and controller into place `index` of a learner's stack."""
     try:

@@ -36,8 +36,8 @@ _LENGTH = struct.Struct("<Q")
 
 _STANDS_BACK = 10
 """How far a simulator stands back from others on its core, as `nice` counts. The learner works for moments only, and as
-an equal it would wait milliseconds for each: on Linux 6.18, 4 to 7 ms beside one computation a core, under 1 ms beside
-one that stands back by 10. Meanwhile simulators would wait for the learner."""
+an equal it would wait milliseconds for each: on Linux 6.18 with three computations on two cores 6.8 ms on average, and
+0.9 ms where these stand back by 10. Meanwhile simulators would wait for the learner."""
 
 
 def run_environment(config: RunConfig, make_env: MakeEnv | None = None) -> MakeEnv:

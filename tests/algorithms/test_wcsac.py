@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from bcppo.algorithms.wcsac import WCSAC, transition_width
 from bcppo.errors import ConfigError
-from bcppo.fused import compile_kernels
+from bcppo.fused import compiled_kernels
 from bcppo.nets import head_parts
 from bcppo.policy import NumpyPolicy, UniformPolicy, load_policy, save_policy
 from bcppo.settings import WCSACConfig
@@ -266,20 +266,29 @@ def test_random_actions_are_uniform_in_the_action_space() -> None:
 
 
 def test_a_compiled_update_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through torch.compile's tracer; what a GPU's compiler makes of it, bench/wcsac.py compares there."""
-    plain, compiled = trained(), trained()
-    untouched = [tensor.clone() for tensor in compiled.changing()]
-    draws = [plain.draw() for _ in range(3)]
-    for one in draws:
-        plain.step(one)
-    compile_as_is = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **how: compile_as_is(function, backend="aot_eager", **how))
-    compile_kernels(True)
-    try:
+    """Through torch.compile's tracer, for as many widths as the paper has tasks; no compiler is needed for that."""
+    made, compile_as_is = [], torch.compile
+
+    def traced(function, **how):
+        made.append(function)
+        return compile_as_is(function, backend="aot_eager", **how)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    for width in range(5, 10):
+        plain, compiled = (WCSAC([config()], (width, 3), [Streams(0, 1)], torch.device("cpu")) for _ in range(2))
+        rows = np.random.default_rng(0).standard_normal((200, transition_width((width, 3)))).astype(np.float32)
+        rows[:, -1] = 0.0
+        for one in (plain, compiled):
+            for row in rows:
+                one.store(row[None])
+        untouched = [tensor.clone() for tensor in compiled.changing()]
+        draws = [plain.draw() for _ in range(3)]
         for one in draws:
-            compiled.step(one)
-    finally:
-        compile_kernels(False)
-    for was, one, other in zip(untouched, plain.changing(), compiled.changing()):
-        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
-        assert not torch.equal(other, was)
+            plain.step(one)
+        with compiled_kernels(True):
+            for one in draws:
+                compiled.step(one)
+        for was, one, other in zip(untouched, plain.changing(), compiled.changing()):
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+            assert not torch.equal(other, was)
+    assert len(made) == 8  # once each, and really

@@ -135,6 +135,7 @@ def test_local_processes_run_a_study_and_status_tells_how_it_went(tmp_path: Path
     [
         (["run", "mian", "--out", "{out}"], "Did you mean 'main'"),
         (["run", "smoke", "--out", "{out}", "--tasks", "goal9"], "no task named 'goal9'"),
+        (["run", "smoke", "--out", "{out}", "--compiled"], "--compiled is for a fleet"),
         (["run", "smoke", "--out", "{out}", "--methods", "ppo"], "no method named 'ppo'"),
         (["run", "smoke", "--out", "{out}", "--steps", "0"], "steps must be at least 1"),
         (["run", "smoke", "--out", "{out}", "--seeds", "-1"], "seed must be at least 0"),

@@ -155,7 +155,7 @@ class BCPPO:
         self._seen: Seen | None = nothing_seen(len(configs), observation) if first.normalize_observations else None
 
     def update(self, batch: Batch) -> Metrics:
-        """One cycle of Algorithm 1 (alg:bcppo). Shapes [R, T, …]."""
+        """One cycle of Algorithm 1 (alg:bcppo). Shapes [R, T, …]. On a GPU some metrics hold until the next."""
         return settled(self.updating(batch))
 
     def updating(self, batch: Batch) -> Generator[Awaited, None, Metrics]:

@@ -213,7 +213,7 @@ class WCSAC:
         return self.policy(observation.unsqueeze(1))[:, 0, 0]
 
     def step(self, draws: Draws) -> None:
-        """Policy, critics, α, targets, β, in this order. See the module's note on what it may not do."""
+        """Policy, then critics and targets, and beside these α and β. See the module's note on what it may not do."""
         self.complete(draws, self.begin(draws))
 
     def begin(self, draws: Draws) -> Between:
@@ -240,8 +240,10 @@ class WCSAC:
         with torch.no_grad():
             state, next_log_prob = self._act(batch[..., sum(self.widths) : -3], draws.noise[:, 1])
             behind = self.critics(state, self._behind).squeeze(-1)
-        settings = {"alpha": alpha, "discount": self._discount, "ends_variance": self._ends_variance}
-        losses = _critic_losses(predicted, behind, next_log_prob, batch[..., -3:], **settings)
+        losses = _critic_losses(
+            predicted, behind, next_log_prob, batch[..., -3:],
+            alpha=alpha, discount=self._discount, ends_variance=self._ends_variance,
+        )  # fmt: skip
         with self._aside.entered():
             seen = torch.cat([loss.unsqueeze(1), losses.detach()], dim=1)
             _tally(self._totals, seen, log_prob, (predicted.detach(), stored_risk, weight))
@@ -286,7 +288,7 @@ class WCSAC:
         return self.policy.arrays(run, stored)
 
     def optimizers(self) -> dict[str, Adam]:
-        """In the order in which an update goes through them."""
+        """In the order of a `schedule`."""
         return {
             "policy": self._policy_optimizer,
             "critics": self._critics_optimizer,

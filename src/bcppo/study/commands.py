@@ -176,6 +176,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _diagnose(options: _Run, for_ray: dict[str, Any]) -> None:
+    _refuse_fleet_flags(options)
     for name in ("seeds", "tasks", "methods", "steps"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name} says what to train; the study '{diagnostics.NAME}' takes the runs at --runs.")
@@ -195,6 +196,7 @@ def _diagnose(options: _Run, for_ray: dict[str, Any]) -> None:
 
 def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str, Any]) -> Engine:
     if options.engine == "ray":
+        _refuse_fleet_flags(options)
         from bcppo.study.ray_cluster import RayEngine
 
         return RayEngine(folder, options.workers, say=_say, **for_ray)
@@ -206,10 +208,14 @@ def _engine(options: _Run, folder: StudyFolder, asked: Study, for_ray: dict[str,
 
             python = options.worker_python
             return FleetEngine(folder, asked.runs, options.workers, worker_python=python, compiled=options.compiled)
+    _refuse_fleet_flags(options)
+    return LocalEngine(folder, options.workers)
+
+
+def _refuse_fleet_flags(options: _Run) -> None:
     for flag, given in (("--worker-python", options.worker_python), ("--compiled", options.compiled)):
         if given:
             raise ConfigError(f"{flag} is for a fleet: --device cuda, where there is a GPU.")
-    return LocalEngine(folder, options.workers)
 
 
 def _status(arguments: list[str]) -> None:

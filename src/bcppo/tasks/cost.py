@@ -132,10 +132,10 @@ def _executed(action: Any, bounds: list[tuple[float, float]]) -> np.ndarray:
     """The action as the environment executes it: finite, of the right shape, clipped to the action space."""
     try:
         given = np.asarray(action)
-    except (TypeError, ValueError):  # lists of different lengths
-        given = np.array("")
-    if given.dtype.kind not in "fiub":
-        raise ConfigError(f"An action is {len(bounds)} numbers here, but {action!r} was given.")
+        if given.dtype.kind not in "fiu":
+            given = given.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"An action is {len(bounds)} numbers here, but {action!r} was given.") from None
     if given.shape != (len(bounds),):
         raise ConfigError(f"An action has shape ({len(bounds)},) here, but shape {given.shape} was given.")
     executed = []  # of Python's numbers: for so few, NumPy's functions take twice as long
