@@ -201,7 +201,7 @@ def _prepare(
 
 def _refuse_other_rounding(folder: RunFolder, compiled: bool) -> None:
     """A run that was begun with compiled updates goes on with them, and no other does: else it would be neither."""
-    if folder.status()["state"] != FINISHED and begun_compiled(folder) != compiled:
+    if folder.status()["state"] not in (FINISHED, DIVERGED) and begun_compiled(folder) != compiled:
         begun = "without compiled updates" if compiled else "with compiled updates"
         raise FolderError(f"The run in {folder.path} was begun {begun} and can only go on so.")
 
