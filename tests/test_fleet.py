@@ -219,20 +219,26 @@ def test_checkpoints_are_written_while_the_fleet_goes_on_and_trouble_with_one_is
 def test_an_interrupted_fleet_ends_when_what_it_had_begun_to_write_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = RunFolder.save_checkpoint
-    monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *state: (time.sleep(0.5), save(*state)))
+    save, begun = RunFolder.save_checkpoint, []
 
-    class Impatient(FleetWatch):
-        def hear(self, name: str, news: dict) -> None:
-            if news.get("step", 0) >= 192:  # the first checkpoint, at 128, is being written
-                raise KeyboardInterrupt
+    def slow(*state) -> None:
+        begun.append(state)
+        time.sleep(0.5)
+        save(*state)
 
+    def interrupted(*waiting) -> None:
+        if begun:
+            raise KeyboardInterrupt
+        wait(*waiting)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", slow)
+    monkeypatch.setattr("bcppo.fleet.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train_fleet([small("bcppo", 0)], out=tmp_path, workers=1, stacked=True, watch=Impatient(bar=False))
+        train_fleet([small("bcppo", 0)], out=tmp_path, workers=1, stacked=True)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoints")]
     loaded = RunFolder(next(tmp_path.iterdir())).load_checkpoint(pytest.fail)
     assert loaded is not None
-    assert json.loads(loaded[1]["state"])["step"] == 128
+    assert loaded[1]["state"] == begun[-1][2]["state"]
 
 
 def test_a_run_begun_with_compiled_updates_goes_on_with_them_only(tmp_path: Path) -> None:

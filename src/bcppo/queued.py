@@ -19,6 +19,17 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 
+@contextmanager
+def _behind(stream: Any, other: Callable[[torch.device], Any]) -> Iterator[None]:
+    """Work inside goes into a stream, behind what another of its device's was asked for; on the CPU, without either."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(other(stream.device))
+    with torch.cuda.stream(stream):
+        yield
+
+
 class Queue:
     """Where a learner's work goes. On a GPU learners that take turns then do not wait for one another's."""
 
@@ -31,11 +42,7 @@ class Queue:
 
         What it leaves may be used outside once it has arrived, and not before.
         """
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        with _behind(self._stream, torch.cuda.default_stream):
             yield
 
 
@@ -51,11 +58,7 @@ class Aside:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Work inside comes behind all that was asked for so far, here and in the queue."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        with _behind(self._stream, torch.cuda.current_stream):
             yield
 
     def join(self) -> None:
