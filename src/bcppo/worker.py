@@ -34,10 +34,9 @@ Places = Mapping[str, tuple[str, list[int], int]]
 
 _LENGTH = struct.Struct("<Q")
 
-_STANDS_BACK = 10
+_STANDS_BACK = 19
 """How far a simulator stands back from others on its core, as `nice` counts. The learner works for moments only, and as
-an equal it would wait milliseconds for each: on Linux 6.18 with three computations on two cores 6.8 ms on average, and
-0.9 ms where these stand back by 10. Meanwhile simulators would wait for the learner."""
+an equal it would wait milliseconds for each, while simulators wait for it: bench/waking.py says how long."""
 
 
 def run_environment(config: RunConfig, make_env: MakeEnv | None = None) -> MakeEnv:
