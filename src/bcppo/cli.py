@@ -246,7 +246,7 @@ def _pack(arguments: list[str]) -> None:
     options = parse(flags.Pack, arguments, "bcppo pack")
     from bcppo.report import pack_study
 
-    records = pack_study(options.study, options.out, every=options.every)
+    records = pack_study(options.study, options.out, every=options.every, add=options.add)
     print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
     for problem in records.problems:
         print(f"  {problem.sentence}")

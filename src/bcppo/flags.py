@@ -87,6 +87,8 @@ class Pack:
     """Folder to write into."""
     every: int = 5
     """Updates to a row of the packed curves."""
+    add: bool = False
+    """Keep the runs of this study that are packed there already, and put these beside them."""
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,68 @@ def test_a_packed_study_with_a_damaged_file_is_refused(study, tmp_path, name):
         load_study(tmp_path / "packed")
 
 
+# --- adding to a packed study ---
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    """A study of two tasks, and each task's runs by themselves."""
+    whole = make_study(tmp_path / "whole")
+    apart = [make_study(tmp_path / task, tasks=[task]) for task in ("goal1", "hopper")]
+    return whole, *apart
+
+
+def test_pieces_packed_one_after_another_are_the_whole(pieces, tmp_path):
+    whole, first, second = pieces
+    packed = tmp_path / "packed"
+    pack_study(first, packed)
+    records = pack_study(second, packed, add=True)
+    assert records.runs["usable"].sum() == 8
+    one, other = load_study(whole), load_study(packed)
+    assert other.problems == ()
+    assert frames_equal(one.runs, other.runs)
+    assert frames_equal(one.evaluations, other.evaluations)
+    assert statistics(one, 50).cells.equals(statistics(other, 50).cells)
+    pack_study(whole, tmp_path / "at once")
+    assert frames_equal(load_study(tmp_path / "at once").progress, other.progress)
+    sizes = [(folder / "progress.parquet").stat().st_size for folder in (tmp_path / "at once", packed)]
+    assert sizes[0] == sizes[1]
+
+
+def test_a_run_that_was_missing_is_filled_in_and_one_with_other_episodes_refused(pieces, tmp_path):
+    whole, first, _ = pieces
+    packed, hopper = tmp_path / "packed", "hopper-bcppo-seed0"
+    shutil.rmtree(whole / "runs" / hopper)
+    pack_study(whole, packed)
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    changed = first / "runs" / RUN / "evaluations.parquet"
+    rows = read_rows(changed)
+    write_rows(changed, rows | {"cost_rate": [rate + 1e-9 for rate in rows["cost_rate"]]})
+    with pytest.raises(StudyError, match=f"different results of one run, {RUN}"):
+        pack_study(first, packed, add=True)
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+    assert [problem.run for problem in load_study(packed).problems] == [hopper]
+    pack_study(tmp_path / "hopper", packed, add=True)
+    assert load_study(packed).problems == ()
+    assert load_study(packed).runs["usable"].all()
+
+
+def test_packing_over_runs_that_would_be_lost_is_refused(pieces, tmp_path):
+    whole, first, _ = pieces
+    packed = tmp_path / "packed"
+    pack_study(whole, packed)
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    with pytest.raises(StudyError, match=r"has 4 finished runs that .* has not \(hopper-bcppo-seed0"):
+        pack_study(first, packed)
+    other = make_study(tmp_path / "other", name="another")
+    with pytest.raises(StudyError, match=r"holds the study 'made-up', and .* is of 'another'"):
+        pack_study(other, packed, add=True)
+    longer = make_study(tmp_path / "longer", tasks=["goal1"], steps=4096)
+    with pytest.raises(StudyError, match="has other settings in"):
+        pack_study(longer, packed, add=True)
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+
+
 # --- fuzz ---
 
 

@@ -244,3 +244,17 @@ def test_packing_again_without_many_episodes_leaves_none_of_the_earlier_ones(stu
     pack_study(study, tmp_path / "packed")
     assert {path.stem for path in (tmp_path / "packed").iterdir()} == {"study", "runs", "episodes", "progress"}
     assert load_study(tmp_path / "packed").long.height == 0
+
+
+def test_many_episodes_of_packed_runs_are_added(study, tmp_path):
+    rows = {run: (study / "runs" / run / "long_evaluation.parquet") for run in RUNS}
+    kept = rows[RUNS[0]].read_bytes()
+    for path in rows.values():
+        path.rename(path.with_suffix(".aside"))
+    pack_study(study, tmp_path / "packed")
+    rows[RUNS[0]].write_bytes(kept)
+    pack_study(study, tmp_path / "packed", add=True)
+    assert set(load_study(tmp_path / "packed").long["run"]) == {RUNS[0]}
+    rows[RUNS[0]].unlink()
+    pack_study(study, tmp_path / "packed", add=True)
+    assert set(load_study(tmp_path / "packed").long["run"]) == {RUNS[0]}

@@ -10,14 +10,18 @@ long_episodes.parquet  every episode of `bcppo study evaluate`, raw; only where 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from bcppo.config import digest
-from bcppo.errors import ConfigError
-from bcppo.records import FINISHED, FolderError, write_atomically, write_rows
+from bcppo.errors import BcppoError, ConfigError
+from bcppo.records import FINISHED, FolderError, read_json, write_json, write_rows
+from bcppo.report.adding import added, finished
 from bcppo.report.entries import Problem, StudyError, read_entries, settings_of
 from bcppo.report.load import StudyRecords, assemble, load_study, read_frame, run_row
 from bcppo.report.long_rows import EMPTY
@@ -33,8 +37,12 @@ LONG_TABLE = "long_episodes"
 PROVENANCE = ("revision", "python", "device", "versions")
 
 
-def pack_study(folder: str | Path, out: str | Path, every: int = EVERY) -> StudyRecords:
-    """Write the study in `folder` to the folder `out` in its packed form, and return what was packed."""
+def pack_study(folder: str | Path, out: str | Path, every: int = EVERY, *, add: bool = False) -> StudyRecords:
+    """Write the study in `folder` to the folder `out` in its packed form, and return what is packed there now.
+
+    With `add`, runs that are packed in `out` already stay, and those of `folder` are put beside them; without, nothing
+    is written where `out` has finished runs that `folder` has not. (A pack that cannot be read is written anew.)
+    """
     folder, out = Path(folder), Path(out)
     if every < 1:
         raise ConfigError(f"A packed curve keeps one row in at least 1 update, but {every} was asked for.")
@@ -45,24 +53,49 @@ def pack_study(folder: str | Path, out: str | Path, every: int = EVERY) -> Study
     if out.resolve() == folder.resolve():
         raise StudyError(f"A study is packed into another folder than its own, {folder}.")
     records = load_study(folder)
+    records = replace(records, progress=thin(records.progress, every))
+    study = read_json(folder / "study.json")
+    if add and (out / "runs.parquet").exists():
+        study, records = added(load_packed(out), read_json(out / "study.json"), records, study)
+    elif lost := sorted(_finished_there(out) - finished(records)):
+        raise StudyError(
+            f"{out} has {len(lost)} finished runs that {folder} has not ({lost[0]} the first of them): add to what is "
+            "there (--add), or choose another folder."
+        )
+    _write(records, study, out)
+    return records
+
+
+def _finished_there(out: Path) -> set[str]:
+    """Runs of a pack; none where it is damaged: it is packed anew to mend it."""
+    try:
+        return finished(load_packed(out)) if (out / "runs.parquet").exists() else set()
+    except BcppoError:
+        return set()
+
+
+def _write(records: StudyRecords, study: Any, out: Path) -> None:
+    """Every file beside its place first, so that what was packed before is there until all of them are."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".pack.", suffix=".part", dir=out))
     except OSError as error:
         raise StudyError(f"The folder {out} cannot be made: {error.strerror}.") from error
-    text = (folder / "study.json").read_bytes()
-    write_atomically(out / "study.json", lambda part: _write_bytes(part, text))
-    for name, frame in (
-        ("runs", _runs(records, _digest_text(text))),
-        ("episodes", records.evaluations),
-        ("progress", thin(records.progress, every)),
-        (LONG_TABLE, records.long),
-    ):
-        if frame.height or name != LONG_TABLE:
-            write_rows(out / f"{name}.parquet", frame.to_dict())  # type: ignore[arg-type]
-    if not records.long.height:  # those of an earlier pack are not this study's
-        for ending in ("parquet", "sum"):
-            (out / f"{LONG_TABLE}.{ending}").unlink(missing_ok=True)
-    return records
+    try:
+        write_json(part / "study.json", study)
+        runs = _runs(records, _digest_text((part / "study.json").read_bytes()))
+        progress = _drawn(records.progress)
+        tables = {"runs": runs, "episodes": records.evaluations, "progress": progress, LONG_TABLE: records.long}
+        for name, frame in tables.items():
+            if frame.height or name != LONG_TABLE:
+                write_rows(part / f"{name}.parquet", frame.to_dict())  # type: ignore[arg-type]
+        for path in part.iterdir():
+            path.replace(out / path.name)
+        if not records.long.height:  # those of an earlier pack are not this study's
+            for ending in ("parquet", "sum"):
+                (out / f"{LONG_TABLE}.{ending}").unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def thin(progress: pl.DataFrame, every: int) -> pl.DataFrame:
@@ -71,10 +104,13 @@ def thin(progress: pl.DataFrame, every: int) -> pl.DataFrame:
     columns = [(pl.col(name).mean() if name in AVERAGED else pl.col(name).last()).alias(name) for name in PROGRESS] + [
         pl.col("records").sum()
     ]
-    thinned = progress.group_by("run", block.alias("block"), maintain_order=True).agg(columns).drop("block")
-    # The share of updates with λ > 0 is a figure of the tables; the others are only drawn, for which 7 digits do.
+    return progress.group_by("run", block.alias("block"), maintain_order=True).agg(columns).drop("block")
+
+
+def _drawn(progress: pl.DataFrame) -> pl.DataFrame:
+    """The share of updates with λ > 0 is a figure of the tables; the others are only drawn, for which 7 digits do."""
     drawn = [name for name, kind in PROGRESS.items() if kind == pl.Float64 and name != "multiplier_positive_share"]
-    return thinned.with_columns(pl.col(drawn).cast(pl.Float32))
+    return progress.with_columns(pl.col(drawn).cast(pl.Float32))
 
 
 def load_packed(folder: Path) -> StudyRecords:
@@ -141,7 +177,3 @@ def _digest_text(payload: bytes) -> str:
         return digest(payload.decode())
     except UnicodeDecodeError as error:
         raise FolderError(f"study.json is not whole: {error}.") from None
-
-
-def _write_bytes(path: Path, payload: bytes) -> None:
-    path.write_bytes(payload)

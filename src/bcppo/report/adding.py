@@ -1,0 +1,69 @@
+"""Runs of a study put beside those of the same study that are packed already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from bcppo.report.entries import StudyError
+from bcppo.report.load import StudyRecords
+
+
+def finished(records: StudyRecords) -> set[str]:
+    return set(records.runs.filter("usable")["id"])
+
+
+def added(there: StudyRecords, study: Any, new: StudyRecords, new_study: Any) -> tuple[Any, StudyRecords]:
+    """(study.json, records) of both. A run that both have finished must have the same episodes in both.
+
+    Of a run that both have, that with more episodes of `bcppo study evaluate` counts; of one that is not finished in
+    what is there, the new.
+    """
+    if there.name != new.name:
+        raise StudyError(f"{there.folder} holds the study '{there.name}', and {new.folder} is of '{new.name}'.")
+    listed, entries = _listed(study, there), _listed(new_study, new)
+    for id in listed.keys() & entries.keys():
+        if listed[id]["protocol"] != entries[id]["protocol"]:
+            raise StudyError(f"The run {id} has other settings in {new.folder} than in {there.folder}.")
+    done, newly = finished(there), finished(new)
+    for id in sorted(done & newly):
+        if not _episodes(there.evaluations, id).equals(_episodes(new.evaluations, id)):
+            raise StudyError(f"{there.folder} and {new.folder} hold different results of one run, {id}.")
+    longer = {id for id in done & newly if _count(new, id) > _count(there, id)}
+    begun = set(new.runs.filter(pl.col("state") != "missing")["id"])
+    taken = (begun - done) | (entries.keys() - listed.keys()) | longer
+    runs = listed | {id: entry for id, entry in entries.items() if id in taken}
+    order = pl.DataFrame({"id": list(runs)}, schema={"id": pl.String})
+    problems = [problem for problem in there.problems if problem.run not in taken]
+    problems += [problem for problem in new.problems if problem.run in taken]
+    whole = order.join(_joined(there.runs, new.runs, "id", taken), on="id", how="inner", maintain_order="left")
+    return study | {"runs": list(runs.values())}, replace(
+        there,
+        runs=whole,
+        evaluations=_joined(there.evaluations, new.evaluations, "run", taken),
+        progress=_joined(there.progress, new.progress, "run", taken),
+        long=_joined(there.long, new.long, "run", taken),
+        problems=tuple(problems),
+    )
+
+
+def _listed(study: Any, records: StudyRecords) -> dict[str, Any]:
+    """The entries of study.json that can be used."""
+    usable = set(records.runs["id"])
+    return {entry["id"]: entry for entry in study["runs"] if isinstance(entry, dict) and entry.get("id") in usable}
+
+
+def _joined(there: pl.DataFrame, new: pl.DataFrame, column: str, taken: set[str]) -> pl.DataFrame:
+    """Rows of the runs that are taken from the new, of all others from what is there."""
+    of_taken = pl.col(column).is_in(list(taken))
+    return pl.concat([there.filter(~of_taken), new.filter(of_taken)])
+
+
+def _episodes(evaluations: pl.DataFrame, run: str) -> pl.DataFrame:
+    return evaluations.filter(pl.col("run") == run)
+
+
+def _count(records: StudyRecords, run: str) -> int:
+    return records.long.filter(pl.col("run") == run).height
