@@ -1,12 +1,13 @@
 """How fast fleets train, beside the raw physics of the same cores: `python bench/fleet.py [--tasks …] [--runs 1 5 30]`.
 
 Fleets of growing size are trained for some updates, the first of which are not counted: environment steps a second of
-all runs together, seconds for a million steps of every run, how busy the cores were, the GPU's utilisation and memory,
-and the resident memory of learner and workers. Beside each, the raw rate: one process a worker, all at once, each doing
-nothing but the physics of that task's steps. Contacts make physics slower, and a policy chooses its contacts, so it is
-measured at the states of random actions (before the fleet and after it: machines are noisy), at those which the fleet's
-final policies visit, and as a bare loop, MuJoCo left to itself under random controls. Nobody moves Button's gremlins in
-that: they come to lie on the floor, and their contacts make it slower than any episode.
+all runs together, seconds for a million steps of every run, how busy the cores were, how long simulators waited for the
+learner (until a rollout that was asked for is taken up, until one that is done is heard of), the GPU's utilisation and
+memory, and the resident memory of learner and workers. Beside each, the raw rate: one process a worker, all at once,
+each doing nothing but the physics of that task's steps. Contacts make physics slower, and a policy chooses its
+contacts, so it is measured at the states of random actions (before the fleet and after it: machines are noisy), at
+those which the fleet's final policies visit, and as a bare loop, MuJoCo left to itself under random controls. Nobody
+moves Button's gremlins in that: they come to lie on the floor, and their contacts make it slower than any episode.
 `--json` keeps the rows, `--plot` draws cost against growth. On a GPU fleets are stacked; on the CPU each run has a
 process.
 """
@@ -23,8 +24,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, process_time, sleep
+from typing import Any
 
 from simulators import STATE
 
@@ -111,34 +114,27 @@ def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> tu
 # --- a fleet ----------------------------------------------------------------------------------------------------------
 
 
-class GpuMeter(threading.Thread):
-    """The GPU's utilisation, asked ten times a second."""
+class GpuMeter:
+    """The GPU's utilisation, by a process of its own twice a second: asked from here, the learner would wait for it."""
+
+    QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500")
 
     def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.samples: list[float] = []
-        self.over = False
+        self._tool = None
+        with contextlib.suppress(OSError):
+            self._tool = subprocess.Popen(self.QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
-    def run(self) -> None:
-        import torch
-
-        while not self.over:
-            try:
-                self.samples.append(float(torch.cuda.utilization()))
-            except Exception:
-                self._ask_tool()
-            sleep(0.1)
-
-    def _ask_tool(self) -> None:
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        try:
-            self.samples.append(float(subprocess.run(query, capture_output=True, text=True, check=True).stdout))
-        except (OSError, subprocess.SubprocessError, ValueError):
-            self.over = True
+    def end(self) -> list[float]:
+        """What it said, in percent."""
+        if self._tool is None:
+            return []
+        self._tool.terminate()
+        said = self._tool.communicate()[0].split()
+        return [float(value) for value in said if value.replace(".", "", 1).isdigit()]
 
 
 class CoreMeter(threading.Thread):
-    """The processor's seconds that this process and its children have used, asked five times a second."""
+    """The processor's seconds that this process and its children have used, asked once a second: asking takes some."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -148,7 +144,7 @@ class CoreMeter(threading.Thread):
     def run(self) -> None:
         while not self.over:
             self.samples.append((perf_counter(), sum(processor_seconds(pid) for pid in descendants())))
-            sleep(0.2)
+            sleep(1.0)
 
     def busy(self, begin: float, end: float) -> float:
         """The share of all cores' time that was used between these moments."""
@@ -188,6 +184,38 @@ def descendants() -> list[int]:
     return found
 
 
+@contextlib.contextmanager
+def timed_turns() -> Iterator[dict[str, list[float]]]:
+    """While fleets take turns: seconds until a worker took up what it was asked, and until its answer was heard."""
+    from bcppo import fleet
+
+    found: dict[str, list[float]] = {"taken_up": [], "heard": []}
+
+    class Timed(fleet.Turns):
+        def answered(self, worker: Any, environment: int) -> None:
+            worked = worker._inbox[environment][-1][0].get("worked")
+            asked = self.asked.pop(worker, None)
+            if worked and asked and self._at_work.get(worker) == environment:
+                found["taken_up"].append(worked[0] - asked)
+                found["heard"].append(perf_counter() - worked[1])
+            super().answered(worker, environment)
+
+        def _go_on(self) -> None:
+            at_work = set(self._at_work)
+            super()._go_on()
+            self.asked.update(dict.fromkeys(set(self._at_work) - at_work, perf_counter()))
+
+        def __init__(self, at_once: int) -> None:
+            self.asked: dict[Any, float] = {}
+            super().__init__(at_once)
+
+    plain, fleet.Turns = fleet.Turns, Timed  # type: ignore[misc]
+    try:
+        yield found
+    finally:
+        fleet.Turns = plain  # type: ignore[misc]
+
+
 def measure(method: str, task: str, count: int, updates: int, options: argparse.Namespace) -> dict:
     import torch
 
@@ -216,25 +244,27 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
     quiet = {"eval_every": 0, "eval_episodes": 1, "checkpoint_every": 10**9, "tensorboard": False}
     steps = rollout * (updates + 1)
     runs = [(method, make_config(method, task, seed=seed, steps=steps, **quiet)) for seed in range(count)]
-    clock, meter, cores = Clock(), GpuMeter(), CoreMeter()
+    clock, cores = Clock(), CoreMeter()
     cuda = options.device != "cpu" and torch.cuda.is_available()
     if cuda:
         gc.collect()  # what fleets before have left
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        meter.start()
     with tempfile.TemporaryDirectory() as folder:
         before, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        meter = GpuMeter() if cuda else None
         cores.start()
-        folders = train_fleet(
-            runs,
-            out=folder,
-            workers=options.workers,
-            device=options.device,
-            worker_python=options.worker_python,
-            watch=clock,
-        )
-        meter.over = cores.over = True
+        with timed_turns() as turns:
+            folders = train_fleet(
+                runs,
+                out=folder,
+                workers=options.workers,
+                device=options.device,
+                worker_python=options.worker_python,
+                watch=clock,
+            )
+        cores.over = True
+        used = [value for value in meter.end() if value > 0] if meter else []
         policies = [str(one / "policy.safetensors") for one in folders]
         visited, raw_busy = raw_rate(task, options.workers, options.raw_seconds, policies)
         after, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
@@ -247,14 +277,14 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         sys.exit("Some runs were over before others had begun: ask for more --updates.")
     counted = sum(_steps_at(marks, end) - _steps_at(marks, begin) for marks in clock.marks.values())
     rate = counted / max(end - begin, 1e-9)
-    busy = [value for value in meter.samples if value > 0] if cuda else []
     return {
         "method": method, "task": task, "runs": count, "rate": rate, "seconds_per_million": 1e6 * count / rate,
         "raw_random": [before, after], "raw_visited": visited, "raw_loop": loop,
-        "gpu_utilisation": statistics.mean(busy) if busy else float("nan"),
+        "gpu_utilisation": statistics.mean(used) if used else float("nan"),
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
         "resident_megabytes": clock.megabytes, "cores_busy": cores.busy(begin, end),
         "raw_cores_busy": raw_busy, "workers": options.workers, "measured_seconds": end - begin,
+        **{f"{name}_ms": 1e3 * statistics.mean(late) if late else float("nan") for name, late in turns.items()},
     }  # fmt: skip
 
 
@@ -330,9 +360,9 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
     for task in options.tasks:
         print(f"\n{task}, {options.workers} workers; raw: physics alone, in steps/s, on the same cores\n", flush=True)
         print("| runs | steps/s, all | raw, random actions (before, after) | the runs' own states | bare loop "
-              "| share of each | s per 10⁶ steps of all | cores busy %, raw % | GPU % | GPU MB | MB resident "
-              "| window, s |")  # fmt: skip
-        print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+              "| share of each | s per 10⁶ steps of all | cores busy %, raw % | turn taken up, heard, ms "
+              "| GPU % | GPU MB | MB resident | window, s |")  # fmt: skip
+        print("|---|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
         for count in (count for count in options.runs for _ in range(options.rounds)):
             row = measure(options.method, task, count, options.updates, options)
             rows.append(row)
@@ -342,7 +372,7 @@ def benchmark(options: argparse.Namespace) -> list[dict]:
                 f"| {count} | {row['rate']:,.0f} | {before:,.0f}, {after:,.0f} | {visited:,.0f} | {loop:,.0f} "
                 f"| {shares} | {row['seconds_per_million']:,.0f} | {100 * row['cores_busy']:.0f}, "
                 f"{100 * row['raw_cores_busy']:.0f} "
-                f"| {row['gpu_utilisation']:.0f} "
+                f"| {row['taken_up_ms']:.1f}, {row['heard_ms']:.1f} | {row['gpu_utilisation']:.0f} "
                 f"| {row['gpu_megabytes']:,.0f} | {row['resident_megabytes']:,.0f} | {row['measured_seconds']:.0f} |",
                 flush=True,
             )

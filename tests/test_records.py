@@ -36,6 +36,7 @@ from bcppo.records import (
     write_tensors,
 )
 from bcppo.settings import BCPPOConfig
+from bcppo.stack import processor
 
 SOURCE = Path(bcppo.__file__).parent
 TENSORS = {
@@ -387,6 +388,7 @@ def test_provenance_names_protocol_revision_versions_and_device(tmp_path: Path) 
     assert stored["protocol"] == protocol_id("bcppo", config)
     assert stored["revision"] == revision()
     assert stored["device"] == "cpu"
+    assert stored["processor"] == processor() != ""
     assert stored["python"] == ".".join(map(str, sys.version_info[:3]))
     assert set(stored["versions"]) == {"bcppo", "numpy", "torch", "mujoco", "gymnasium", "scipy"}
     assert stored["versions"]["numpy"] == np.__version__

@@ -35,7 +35,7 @@ from safetensors.numpy import save
 
 from bcppo.config import RunConfig, from_json, protocol_id, to_json
 from bcppo.errors import ConfigError, FolderError, unknown_name
-from bcppo.stack import python_release, versions
+from bcppo.stack import processor, python_release, versions
 from bcppo.tensors import checksum, read_tensors
 
 try:
@@ -341,6 +341,7 @@ def provenance(method: str, config: RunConfig, device: str) -> dict[str, Any]:
         "revision": revision(),
         "python": python_release(),
         "device": device,
+        "processor": processor(),
         "versions": versions(),
     }
 

@@ -26,6 +26,10 @@ EPISODE_FIELDS = ("episode_return", "cost_rate", "native_cost", "boundary_hits",
 the boundary; steps."""
 
 
+Taken = tuple[np.ndarray, Any, Any, Any, Any]
+"""A step as the environment answered it: action, reward, cost, the simulator's own cost, beyond the boundary or not."""
+
+
 class Step(NamedTuple):
     """One step of one environment."""
 
@@ -85,20 +89,19 @@ class Collector:
         # A fresh environment may differ from a used one (the navigation tasks solve their first world once less); since
         # a resumed run has a fresh one, every run begins with a used one.
         self.env.reset(seed=0)
-        self._actions: list[np.ndarray] = []
+        self._taken: list[Taken] = []
         self._begin(int(self._seeds.integers(2**31)))
 
     def _begin(self, seed: int) -> None:
         self.episode_seed = seed
-        self._actions.clear()
-        self._sums = dict.fromkeys(EPISODE_FIELDS, 0.0)
+        self._taken.clear()
         observation, _ = self.env.reset(seed=seed)
         self.observation = np.array(observation, dtype=np.float32)
 
     def state(self) -> tuple[int, np.ndarray]:
         """The unfinished episode: its seed and the actions taken so far [n, act]."""
-        shape = (len(self._actions), *self.env.action_space.shape)  # type: ignore[misc]
-        return self.episode_seed, np.array(self._actions, dtype=np.float32).reshape(shape)
+        shape = (len(self._taken), *self.env.action_space.shape)  # type: ignore[misc]
+        return self.episode_seed, np.array([taken[0] for taken in self._taken], dtype=np.float32).reshape(shape)
 
     def restore(self, seed: int, actions: np.ndarray) -> None:
         """Rebuild an unfinished episode by taking its actions again."""
@@ -106,7 +109,8 @@ class Collector:
         for action in actions.astype(np.float32):
             self._step(action)
 
-    def _step(self, action: np.ndarray):
+    def _step(self, action: np.ndarray) -> tuple[Taken, bool, bool]:
+        """(the step, whether the episode terminated, whether it was truncated)"""
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
         except ConfigError:
@@ -115,16 +119,10 @@ class Collector:
             if np.isfinite(self.observation).all():
                 raise Diverged("Training diverged: the policy's action is not finite.") from None
             raise Diverged("Training diverged: the environment's observation is not finite.") from None
-        self._actions.append(action)
+        taken = action, reward, info["cost"], info["native_cost"], info["boundary_hit"]
+        self._taken.append(taken)  # summed when the episode ends: here, after the physics, nothing is in the cache
         self.observation = np.array(observation, dtype=np.float32)  # a copy: some environments write into one array
-        sums = self._sums
-        # Environments may return float32 numbers, in which a sum over an episode loses digits.
-        sums["episode_return"] += float(reward)
-        sums["cost_rate"] += float(info["cost"])
-        sums["native_cost"] += float(info["native_cost"])
-        sums["boundary_hits"] += float(info["boundary_hit"])
-        sums["length"] += 1
-        return reward, terminated, truncated, info
+        return taken, terminated, truncated
 
     def start(self, policy: Sampler, steps: int) -> None:
         """Ask for the next steps; `finish` hands them over. (In another process, they are collected meanwhile.)"""
@@ -165,24 +163,23 @@ class Collector:
         """The next `steps` steps under a policy."""
         noise = self._noise.standard_normal((steps, policy.low.shape[0]), dtype=np.float32)
         # Rows are gathered in lists and turned into arrays at once: writing them one by one costs more than a lidar.
-        seen, following, actions, rewards, costs = [], [], [], [], []
-        ends: list[tuple[int, bool]] = []
-        episodes, native, acting, start = [], 0.0, 0.0, perf_counter()
-        for row in range(steps):
+        seen: list[np.ndarray] = []
+        rows: list[Taken] = []
+        ends: list[tuple[int, bool, np.ndarray]] = []  # row, whether it terminated, the final observation
+        episodes, acting, start = [], 0.0, perf_counter()
+        for row, drawn in enumerate(noise):
             seen.append(self.observation)
             before = perf_counter()
-            action = policy.sample(self.observation, noise[row])
+            action = policy.sample(self.observation, drawn)
             acting += perf_counter() - before
-            reward, terminated, truncated, info = self._step(action)
-            following.append(self.observation)
-            actions.append(action)
-            rewards.append(reward)
-            costs.append(info["cost"])
-            native += float(info["native_cost"])
+            taken, terminated, truncated = self._step(action)
+            rows.append(taken)
             if terminated or truncated:
-                ends.append((row, terminated))
+                ends.append((row, terminated, self.observation))
                 episodes.append(self._summary() | {"end": row})
                 self._begin(int(self._seeds.integers(2**31)))
+        actions, rewards, costs, natives, _ = zip(*rows)
+        following = [*seen[1:], self.observation]
         out = Rollout(
             observation=np.array(seen, dtype=np.float32),
             next_observation=np.array(following, dtype=np.float32),
@@ -192,17 +189,19 @@ class Collector:
             terminated=np.zeros(steps, bool),
             truncated=np.zeros(steps, bool),
             episodes=episodes,
-            native_cost=native,
+            native_cost=_sum(natives),
         )
-        for row, terminated in ends:
+        for row, terminated, final in ends:
+            out.next_observation[row] = final
             (out.terminated if terminated else out.truncated)[row] = True
         out.seconds = {"act": acting, "simulate": perf_counter() - start - acting}
         return out
 
     def _summary(self) -> dict[str, float]:
-        summary = dict(self._sums)
-        summary["cost_rate"] /= summary["length"]
-        return summary
+        _, rewards, costs, natives, hits = zip(*self._taken)
+        length = float(len(rewards))
+        sums = _sum(rewards), _sum(costs) / length, _sum(natives), _sum(hits), length
+        return dict(zip(EPISODE_FIELDS, sums))
 
     # --- one step at a time ---
 
@@ -211,13 +210,13 @@ class Collector:
         before = perf_counter()
         action = policy.sample(self.observation, noise)
         acted = perf_counter()
-        reward, terminated, truncated, info = self._step(action)
+        (_, reward, cost, native, _), terminated, truncated = self._step(action)
         following, summary = self.observation, None
         if terminated or truncated:
             summary = self._summary()
             self._begin(next_seed())
         return Step(
-            action, following, reward, info["cost"], float(info["native_cost"]), bool(terminated),
+            action, following, reward, cost, float(native), bool(terminated),
             bool(truncated and not terminated), summary, acted - before, perf_counter() - acted,
         )  # fmt: skip
 
@@ -245,3 +244,11 @@ class Collector:
         noise = self._noise.standard_normal((1, self._uniform.low.shape[0]), dtype=np.float32)[0]
         seen = self.observation
         rollout.put(row, seen, self.step(self._asked_step, noise, lambda: int(self._seeds.integers(2**31))))
+
+
+def _sum(values: Iterable[Any]) -> float:
+    """One after another in float64: environments may return float32, and Python's own `sum` differs by release."""
+    total = 0.0
+    for value in values:
+        total += float(value)
+    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from importlib import metadata
 
@@ -19,6 +20,18 @@ def release(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def processor() -> str:
+    """What this machine computes with, as Linux names it, and its widest vectors: others may round differently."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
+    except (OSError, ValueError):
+        return platform.processor()
+    facts = {name.strip(): value.strip() for name, value in lines.items()}
+    vectors = next((kind for kind in ("avx512f", "avx2", "avx") if kind in facts.get("flags", "").split()), "")
+    return ", ".join(filter(None, (facts.get("model name", ""), vectors)))
 
 
 def versions() -> dict[str, str]:

@@ -414,6 +414,22 @@ def test_vases_cost_nothing_on_level_1_and_charge_for_touch_and_motion_on_level_
             assert info["cost_vases_velocity"] == 1
 
 
+@every_level
+def test_costs_are_each_charge_by_itself_whatever_is_seen(level):
+    """Most steps are charged for nothing, and are told so without asking each charge: that must come to the same."""
+    env = NavigationEnv(level.task, level.level)
+    env.reset(seed=0)
+    rules, (_, *distances) = env._rules, env._engine.look()
+    env.data.qvel[:] = 1.0  # vases charge for motion
+    bits = env._engine.tag_bit.values()
+    for touched in (0, *bits):
+        for distance in (0.0, 0.19, 0.21, 5.0):
+            seen = touched, *[distance] * len(distances)
+            each = {name: float(bool(charged(seen))) for name, charged in rules._charges}
+            assert rules.costs(seen) == each | {"cost_sum": max(each.values(), default=0.0)}
+    assert rules.costs(seen) is not rules.costs(seen)  # whoever is told may change it
+
+
 def test_a_wrong_button_charges_once_the_buttons_are_seen():
     """Pressing one is free, and buttons are out of sight, in the ten steps after the goal button was pressed."""
     buttons = slice(12, 28)

@@ -33,7 +33,7 @@ from bcppo.math.wcsac import (
     variance_of,
     variance_target,
 )
-from bcppo.nets import Scalar, SquashedPolicy, Stack, capture, head_parts
+from bcppo.nets import Scalar, SquashedPolicy, Stack, capture, head_parts, run_by_run
 from bcppo.queued import Aside
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
@@ -221,7 +221,7 @@ class WCSAC:
         width, of_action = self.widths
         batch = self._buffer.flatten(0, 1).index_select(0, (draws.rows + self._offsets).flatten())
         batch = batch.unflatten(0, draws.rows.shape)
-        alpha = softplus(self._temperature)[:, :1]
+        alpha = _softplus(self._temperature)[:, :1]
         predicted = self.critics(batch[..., : width + of_action]).squeeze(-1)  # [R, 4, B] at the stored actions
         stored_risk, weight = _constraint(
             predicted.detach(), self._multiplier, self._limit, self._damp, self._tail_mean
@@ -277,8 +277,8 @@ class WCSAC:
         self._totals.zero_()
         self._counted = 0
         return seen | {
-            "multiplier": softplus(self._multiplier)[:, 0],
-            "temperature": softplus(self._temperature)[:, 0],
+            "multiplier": _softplus(self._multiplier)[:, 0],
+            "temperature": _softplus(self._temperature)[:, 0],
             "discounted_limit": self._limit[:, 0],
             "gradient_steps": torch.tensor(self._policy_optimizer.steps, device=self.device),
         }
@@ -310,6 +310,7 @@ def transition_width(widths: tuple[int, int]) -> int:
 # --- an update's arithmetic between its networks: the critics' predictions are [R, 4, B] ---
 
 
+@run_by_run
 @fusible
 def _constraint(
     predicted: Tensor, multiplier: Tensor, limit: Tensor, damp: Tensor, tail_mean: Tensor
@@ -376,7 +377,9 @@ def _tally(totals: Tensor, losses: Tensor, log_prob: Tensor, stored: tuple[Tenso
     totals += torch.stack(seen)
 
 
-_temperature_gradient, _multiplier_gradient = fusible(temperature_gradient), fusible(multiplier_gradient)
+_softplus = run_by_run(softplus)
+_temperature_gradient = run_by_run(fusible(temperature_gradient))
+_multiplier_gradient = run_by_run(fusible(multiplier_gradient))
 
 
 def _risk(predictions: Tensor, tail_mean: Tensor) -> Tensor:

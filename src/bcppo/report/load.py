@@ -199,7 +199,7 @@ def run_row(entry: Entry, settings: Settings | None, provenance: dict[str, Any],
         **(vars(settings) if settings else dict.fromkeys(vars(Settings)["__dataclass_fields__"])),
         "usable": state == FINISHED,
         "state": state,
-        **{name: str(provenance.get(name, "")) for name in ("revision", "python", "device")},
+        **{name: str(provenance.get(name, "")) for name in ("revision", "python", "device", "processor")},
         "versions": json.dumps(versions if isinstance(versions, dict) else {}, sort_keys=True),
         "config": json.dumps(entry.config, sort_keys=True),
     }

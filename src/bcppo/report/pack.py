@@ -34,7 +34,7 @@ AVERAGED = ("mean_cost", "sigma_c", "multiplier")
 """Measured anew at each update, so a thinned row holds their mean; the rest are running statistics: the last counts."""
 
 LONG_TABLE = "long_episodes"
-PROVENANCE = ("revision", "python", "device", "versions")
+PROVENANCE = ("revision", "python", "device", "processor", "versions")
 
 
 def pack_study(folder: str | Path, out: str | Path, every: int = EVERY, *, add: bool = False) -> StudyRecords:
@@ -134,7 +134,7 @@ def load_packed(folder: Path) -> StudyRecords:
         row = by_id.get(entry.id)
         if row is None:
             raise StudyError(f"The packed study in {folder} has no row for {entry.id}.")
-        provenance = {key: row[key] for key in PROVENANCE} | {"versions": json.loads(row["versions"])}
+        provenance = {key: row.get(key, "") for key in PROVENANCE} | {"versions": json.loads(row["versions"])}
         try:
             settings = settings_of(entry)
         except ValueError as error:

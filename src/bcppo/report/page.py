@@ -252,11 +252,13 @@ def _figures(figures: Sequence[tuple[Figure, Path]]) -> str:
 
 def _provenance(records: StudyRecords) -> str:
     usable = records.runs.filter("usable")
-    counts = usable.group_by("revision", "python", "device", "versions").len(name="runs").sort("runs", descending=True)
+    kinds = ("revision", "python", "device", "processor", "versions")
+    counts = usable.group_by(kinds).len(name="runs").sort("runs", descending=True)
     rows = []
     for row in counts.iter_rows(named=True):
         versions = ", ".join(f"{name} {version}" for name, version in json.loads(row["versions"]).items())
-        texts = (row["revision"] or "unknown", row["python"], row["device"])
+        device = ", ".join(filter(None, (row["device"], row["processor"])))
+        texts = (row["revision"] or "unknown", row["python"], device)
         cells = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
         rows.append(f'<tr><td class="n">{row["runs"]}</td>{cells}<td class="wide">{html.escape(versions)}</td></tr>')
     protocols = usable.select("task", "method", "variant", "protocol").unique(maintain_order=True)

@@ -30,6 +30,6 @@ RUNS = {
     "id": pl.String, "task": pl.String, "method": pl.String, "variant": pl.String, "seed": pl.Int64,
     "protocol": pl.String, "steps": pl.Int64, "eval_episodes": pl.Int64, "limit_rate": pl.Float64, "paper": pl.String,
     "differs": pl.String, "usable": pl.Boolean, "state": pl.String, "revision": pl.String, "python": pl.String,
-    "device": pl.String, "versions": pl.String, "config": pl.String,
+    "device": pl.String, "processor": pl.String, "versions": pl.String, "config": pl.String,
 }  # fmt: skip
 """One row a run of the study, usable or not. `state` is finished, or the kind of the problem."""

@@ -130,20 +130,24 @@ def _action_bounds(env: gymnasium.Wrapper, clips: bool) -> list[tuple[float, flo
 
 def _executed(action: Any, bounds: list[tuple[float, float]]) -> np.ndarray:
     """The action as the environment executes it: finite, of the right shape, clipped to the action space."""
+    if type(action) is not np.ndarray or action.dtype.kind not in "fiu":
+        action = _numbers(action, len(bounds))
+    if action.shape != (len(bounds),):
+        raise ConfigError(f"An action has shape ({len(bounds)},) here, but shape {action.shape} was given.")
+    # With Python's numbers: for so few, NumPy's functions take twice as long.
+    values = action.tolist()
+    if not math.isfinite(sum(values)) and not all(map(math.isfinite, values)):
+        raise ConfigError(f"The action {values} is not finite.")
+    clipped = [low if value < low else high if value > high else value for value, (low, high) in zip(values, bounds)]
+    return np.array(clipped, np.float64)
+
+
+def _numbers(action: Any, count: int) -> np.ndarray:
     try:
         given = np.asarray(action)
-        if given.dtype.kind not in "fiu":
-            given = given.astype(np.float64)
+        return given if given.dtype.kind in "fiu" else given.astype(np.float64)
     except (TypeError, ValueError):
-        raise ConfigError(f"An action is {len(bounds)} numbers here, but {action!r} was given.") from None
-    if given.shape != (len(bounds),):
-        raise ConfigError(f"An action has shape ({len(bounds)},) here, but shape {given.shape} was given.")
-    executed = []  # of Python's numbers: for so few, NumPy's functions take twice as long
-    for value, (low, high) in zip(given.tolist(), bounds):
-        if not math.isfinite(value):
-            raise ConfigError(f"The action {given.tolist()} is not finite.")
-        executed.append(low if value < low else high if value > high else value)
-    return np.array(executed, np.float64)
+        raise ConfigError(f"An action is {count} numbers here, but {action!r} was given.") from None
 
 
 def _checked_cost(cost: Any) -> float:

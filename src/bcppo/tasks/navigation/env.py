@@ -90,7 +90,9 @@ class NavigationEnv(gymnasium.Env):
             raise BcppoError("The episode is over (or none was begun): call reset() before step().")
         self._steps += 1
         self._stream.tick()  # type: ignore[union-attr]
-        self._engine.advance(min(max(force, -1.0), 1.0), min(max(turn, -1.0), 1.0))
+        if not (-1.0 <= force <= 1.0 and -1.0 <= turn <= 1.0):
+            force, turn = min(max(force, -1.0), 1.0), min(max(turn, -1.0), 1.0)
+        self._engine.advance(force, turn)
         seen = self._engine.look()
         reward, achieved = self._rules.reward(seen)
         info: dict[str, Any] = self._rules.costs(seen)
@@ -103,7 +105,8 @@ class NavigationEnv(gymnasium.Env):
         truncated = self._steps >= HORIZON
         if terminated:
             self._steps = HORIZON
-        reward = min(max(reward, -REWARD_CLIP), REWARD_CLIP)
+        if not -REWARD_CLIP <= reward <= REWARD_CLIP:
+            reward = min(max(reward, -REWARD_CLIP), REWARD_CLIP)
         return self._engine.observe(self._rules.hidden_group), reward, terminated, truncated, info
 
     def _next_goal(self) -> bool:

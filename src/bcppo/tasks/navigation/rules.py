@@ -32,9 +32,13 @@ class Rules:
         self._goal_size = goal.size
         self._goal_distance = math.inf
         self._charges = [(_charge(group.kind), self._charged_for(group)) for group in self.level.objects if group.costs]
-        vases = self.level.find("vase")
-        if vases and vases.costs:  # vases charge for touch and, last of all, for motion
+        hazards, vases = self.level.find("hazard"), self.level.find("vase")
+        self._watches_vases = bool(vases and vases.costs)
+        self._hazard_place = 1 + engine.group_of["hazard"] if hazards else 0
+        self._hazard_size = hazards.size if hazards and hazards.costs else -math.inf
+        if self._watches_vases:  # vases charge for touch and, last of all, for motion
             self._charges.append(("cost_vases_velocity", lambda seen: self._a_vase_moves()))
+        self._uncharged = dict.fromkeys([name for name, _ in self._charges] + ["cost_sum"], 0.0)
         joints = (scene.model.body_jntadr[body] for body in scene.bodies.get("vase", ()))
         self._vase_speeds = [slice(start, start + 3) for start in (scene.model.jnt_dofadr[joint] for joint in joints)]
 
@@ -60,6 +64,8 @@ class Rules:
 
     def costs(self, seen: Look) -> dict[str, float]:
         """The simulator's own costs of the step, each 0 or 1; `cost_sum` is 1 where any is."""
+        if not (seen[0] or seen[self._hazard_place] < self._hazard_size or self._watches_vases):
+            return self._uncharged.copy()
         costs = {name: 1.0 if charged(seen) else 0.0 for name, charged in self._charges}
         costs["cost_sum"] = 1.0 if 1.0 in costs.values() else 0.0
         return costs
