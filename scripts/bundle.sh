@@ -5,7 +5,8 @@
 #   scripts/bundle.sh PYTHON FOLDER [NODE_VERSION [workers]]
 #
 # PYTHON builds; NODE_VERSION (3.12) is the node's Python. With `workers`, a copy of PYTHON itself goes along with the
-# paper's simulators, which have no wheels for newer Pythons: `run -m bcppo fleet … --worker-python FOLDER/workers/python`.
+# paper's simulators, which have no wheels for newer Pythons: `run -m bcppo fleet … --worker-python FOLDER/workers/python`,
+# and what needs no torch runs on it too: `workers/python -m bcppo study evaluate …`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$1 folder=$2 version=${3:-3.12} workers=${4:-}
@@ -44,6 +45,7 @@ exec "$here/bin/python" "$@"
 COPY
   site=$(echo "$work"/workers/lib/python3.*)/site-packages
   "$python" -m pip install -qq -r stacks/workers.txt --no-deps --only-binary=:all: --no-compile --target "$site"
+  echo ../../../../packages >"$site/bundle.pth"  # behind its own
   find "$site" -type d \( -name tests -o -name include \) -prune -exec rm -rf {} +
   find "$work/workers" -name '*.so*' -exec strip --strip-unneeded {} + 2>/dev/null || true
   parts+=(workers)
@@ -65,4 +67,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec "${PYTHON:-python3}" "$@"
 RUN
 chmod +x "$folder/run"
+cp scripts/pieces.sh "$folder/pieces"
 echo "==> $folder: $(du -sh "$folder" | cut -f1) for Python $version; copy it there and call its ./run -m bcppo …"

@@ -231,6 +231,11 @@ def test_pieces_packed_one_after_another_are_the_whole(pieces, tmp_path):
     assert frames_equal(one.runs, other.runs)
     assert frames_equal(one.evaluations, other.evaluations)
     assert statistics(one, 50).cells.equals(statistics(other, 50).cells)
+    pack_study(second, tmp_path / "second")
+    pack_study(first, tmp_path / "of packs")
+    pack_study(tmp_path / "second", tmp_path / "of packs", add=True)
+    for path in packed.iterdir():
+        assert (tmp_path / "of packs" / path.name).read_bytes() == path.read_bytes()
     pack_study(whole, tmp_path / "at once")
     assert frames_equal(load_study(tmp_path / "at once").progress, other.progress)
     sizes = [(folder / "progress.parquet").stat().st_size for folder in (tmp_path / "at once", packed)]

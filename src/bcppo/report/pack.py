@@ -40,20 +40,23 @@ PROVENANCE = ("revision", "python", "device", "processor", "versions")
 def pack_study(folder: str | Path, out: str | Path, every: int = EVERY, *, add: bool = False) -> StudyRecords:
     """Write the study in `folder` to the folder `out` in its packed form, and return what is packed there now.
 
-    With `add`, runs that are packed in `out` already stay, and those of `folder` are put beside them; without, nothing
-    is written where `out` has finished runs that `folder` has not. (A pack that cannot be read is written anew.)
+    With `add`, runs that are packed in `out` already stay, and those of `folder`, which may be packed too, are put
+    beside them; without, nothing is written where `out` has finished runs that `folder` has not. (A pack that cannot
+    be read is written anew.)
     """
     folder, out = Path(folder), Path(out)
     if every < 1:
         raise ConfigError(f"A packed curve keeps one row in at least 1 update, but {every} was asked for.")
-    if (folder / "runs.parquet").exists():
-        raise StudyError(f"{folder} is packed already; pack the study folder it came from.")
+    packed = (folder / "runs.parquet").exists()
+    if packed and not add:
+        raise StudyError(f"{folder} is packed already; pack the study folder it came from, or add to another (--add).")
     if not (folder / "study.json").exists():
         raise StudyError(f"{folder} holds no study: there is no study.json in it.")
     if out.resolve() == folder.resolve():
         raise StudyError(f"A study is packed into another folder than its own, {folder}.")
     records = load_study(folder)
-    records = replace(records, progress=thin(records.progress, every))
+    if not packed:
+        records = replace(records, progress=thin(records.progress, every))
     study = read_json(folder / "study.json")
     if add and (out / "runs.parquet").exists():
         study, records = added(load_packed(out), read_json(out / "study.json"), records, study)
