@@ -336,6 +336,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--worker-python")
+    parser.add_argument("--spare-turns", type=int, help="simulators at work beyond one a core, to try others")
     parser.add_argument("--raw-seconds", type=float, default=5.0)
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--from-json", type=Path, nargs="+", help="draw these rows and measure nothing")
@@ -346,6 +347,10 @@ def main() -> None:
         task, seconds, policy = options.raw_child
         raw_child(task, float(seconds), policy)
         return
+    if options.spare_turns is not None:
+        from bcppo import fleet
+
+        fleet.SPARE_TURNS = options.spare_turns
     rows: list[dict] = [row for path in options.from_json or [] for row in json.loads(path.read_text())]
     if not rows:
         rows = benchmark(options)

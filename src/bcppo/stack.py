@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from functools import cache
 from importlib import metadata
 
 SIMULATORS = ("mujoco", "gymnasium")
@@ -14,6 +15,7 @@ def python_release() -> str:
     return ".".join(map(str, sys.version_info[:3]))
 
 
+@cache  # it takes 10 ms to read, and every run of a fleet asks
 def release(package: str) -> str:
     """Empty where it is not installed."""
     try:
