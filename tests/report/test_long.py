@@ -253,8 +253,14 @@ def test_many_episodes_of_packed_runs_are_added(study, tmp_path):
         path.rename(path.with_suffix(".aside"))
     pack_study(study, tmp_path / "packed")
     rows[RUNS[0]].write_bytes(kept)
+    curve = study / "runs" / RUNS[0] / "progress.parquet"
+    write_rows(curve, {name: values[-1:] for name, values in read_rows(curve).items()})  # as of a run that was kept
+    before = load_study(tmp_path / "packed")
     pack_study(study, tmp_path / "packed", add=True)
-    assert set(load_study(tmp_path / "packed").long["run"]) == {RUNS[0]}
+    after = load_study(tmp_path / "packed")
+    assert set(after.long["run"]) == {RUNS[0]}
+    assert frames_equal(before.progress, after.progress)
+    assert frames_equal(before.runs, after.runs)
     rows[RUNS[0]].unlink()
     pack_study(study, tmp_path / "packed", add=True)
     assert set(load_study(tmp_path / "packed").long["run"]) == {RUNS[0]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from bcppo.report.entries import StudyError
+from bcppo.report.entries import Problem, StudyError
 from bcppo.report.load import StudyRecords
 
 
@@ -18,8 +18,8 @@ def finished(records: StudyRecords) -> set[str]:
 def added(there: StudyRecords, study: Any, new: StudyRecords, new_study: Any) -> tuple[Any, StudyRecords]:
     """(study.json, records) of both. A run that both have finished must have the same episodes in both.
 
-    Of a run that both have, that with more episodes of `bcppo study evaluate` counts; of one that is not finished in
-    what is there, the new.
+    Of a run that both have finished, the new may bring more episodes of `bcppo study evaluate`; all else of it stays as
+    it is. Of one that is not finished in what is there, the new counts.
     """
     if there.name != new.name:
         raise StudyError(f"{there.folder} holds the study '{there.name}', and {new.folder} is of '{new.name}'.")
@@ -33,20 +33,25 @@ def added(there: StudyRecords, study: Any, new: StudyRecords, new_study: Any) ->
             raise StudyError(f"{there.folder} and {new.folder} hold different results of one run, {id}.")
     longer = {id for id in done & newly if _count(new, id) > _count(there, id)}
     begun = set(new.runs.filter(pl.col("state") != "missing")["id"])
-    taken = (begun - done) | (entries.keys() - listed.keys()) | longer
+    taken = (begun - done) | (entries.keys() - listed.keys())
     runs = listed | {id: entry for id, entry in entries.items() if id in taken}
     order = pl.DataFrame({"id": list(runs)}, schema={"id": pl.String})
-    problems = [problem for problem in there.problems if problem.run not in taken]
-    problems += [problem for problem in new.problems if problem.run in taken]
+    problems = [problem for problem in there.problems if not (problem.run in taken or _of_many(problem, longer))]
+    problems += [problem for problem in new.problems if problem.run in taken or _of_many(problem, longer)]
     whole = order.join(_joined(there.runs, new.runs, "id", taken), on="id", how="inner", maintain_order="left")
     return study | {"runs": list(runs.values())}, replace(
         there,
         runs=whole,
         evaluations=_joined(there.evaluations, new.evaluations, "run", taken),
         progress=_joined(there.progress, new.progress, "run", taken),
-        long=_joined(there.long, new.long, "run", taken),
+        long=_joined(there.long, new.long, "run", taken | longer),
         problems=tuple(problems),
     )
+
+
+def _of_many(problem: Problem, finished: set[str]) -> bool:
+    """Whether it is about the many episodes of a finished run: all that such a run can have but a failure before."""
+    return problem.run in finished and problem.kind != "retried"
 
 
 def _listed(study: Any, records: StudyRecords) -> dict[str, Any]:
