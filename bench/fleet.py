@@ -1,8 +1,8 @@
 """How fast fleets train, beside the raw physics of the same cores: `python bench/fleet.py [--tasks …] [--runs 1 5 30]`.
 
 Fleets of growing size are trained for some updates, the first of which are not counted: environment steps a second of
-all runs together, seconds for a million steps of every run, how busy the cores were, how long simulators waited for the
-learner (until a rollout that was asked for is taken up, until one that is done is heard of), the GPU's utilisation and
+all runs together, seconds for a million steps of every run, how busy the cores were, how long a rollout that
+was asked for waited to be begun, and one that was done to be heard of by the learner, the GPU's utilisation and
 memory, and the resident memory of learner and workers. Beside each, the raw rate: one process a worker, all at once,
 each doing nothing but the physics of that task's steps. Contacts make physics slower, and a policy chooses its
 contacts, so it is measured at the states of random actions (before the fleet and after it: machines are noisy), at
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 from typing import Any
@@ -117,7 +117,8 @@ def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> tu
 class GpuMeter:
     """The GPU's utilisation, by a process of its own twice a second: asked from here, the learner would wait for it."""
 
-    QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500")
+    QUERY = ("nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500")
+    NAME = "nvidia-smi"
 
     def __init__(self) -> None:
         self._tool = None
@@ -181,29 +182,36 @@ def descendants() -> list[int]:
             for task in Path(f"/proc/{found[seen]}/task").glob("*/children"):
                 found += [int(pid) for pid in task.read_text().split()]
         seen += 1
-    return found
+    return [pid for pid in found if _name(pid) != GpuMeter.NAME]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager
-def timed_turns() -> Iterator[dict[str, list[float]]]:
-    """While fleets take turns: seconds until a worker took up what it was asked, and until its answer was heard."""
+def timed_turns() -> Iterator[list[tuple[float, float, float]]]:
+    """Of each turn that fleets give meanwhile: when it was over, seconds until the worker began with what it was asked,
+    and until its answer was heard."""
     from bcppo import fleet
 
-    found: dict[str, list[float]] = {"taken_up": [], "heard": []}
+    found: list[tuple[float, float, float]] = []
 
     class Timed(fleet.Turns):
         def answered(self, worker: Any, environment: int) -> None:
             worked = worker._inbox[environment][-1][0].get("worked")
-            asked = self.asked.pop(worker, None)
-            if worked and asked and self._at_work.get(worker) == environment:
-                found["taken_up"].append(worked[0] - asked)
-                found["heard"].append(perf_counter() - worked[1])
+            if worked and self._at_work.get(worker) == environment:
+                now = perf_counter()
+                found.append((now, worked[0] - self.asked[worker], now - worked[1]))
             super().answered(worker, environment)
 
         def _go_on(self) -> None:
-            at_work = set(self._at_work)
+            at_work, now = set(self._at_work), perf_counter()
             super()._go_on()
-            self.asked.update(dict.fromkeys(set(self._at_work) - at_work, perf_counter()))
+            self.asked.update(dict.fromkeys(set(self._at_work) - at_work, now))
 
         def __init__(self, at_once: int) -> None:
             self.asked: dict[Any, float] = {}
@@ -219,7 +227,7 @@ def timed_turns() -> Iterator[dict[str, list[float]]]:
 def measure(method: str, task: str, count: int, updates: int, options: argparse.Namespace) -> dict:
     import torch
 
-    from bcppo.fleet import train_fleet
+    from bcppo.fleet import SPARE_TURNS, train_fleet
     from bcppo.run import make_config
     from bcppo.watch import FleetWatch
 
@@ -284,8 +292,15 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
         "resident_megabytes": clock.megabytes, "cores_busy": cores.busy(begin, end),
         "raw_cores_busy": raw_busy, "workers": options.workers, "measured_seconds": end - begin,
-        **{f"{name}_ms": 1e3 * statistics.mean(late) if late else float("nan") for name, late in turns.items()},
+        "taken_up_ms": mean_ms(late for moment, late, _ in turns if begin <= moment <= end),
+        "heard_ms": mean_ms(late for moment, _, late in turns if begin <= moment <= end),
+        "spare_turns": SPARE_TURNS if options.spare_turns is None else options.spare_turns,
     }  # fmt: skip
+
+
+def mean_ms(seconds: Iterable[float]) -> float:
+    found = [1e3 * value for value in seconds]
+    return statistics.mean(found) if found else float("nan")
 
 
 def _steps_at(marks: list[tuple[float, int]], moment: float) -> float:
@@ -350,6 +365,8 @@ def main() -> None:
     if options.spare_turns is not None:
         from bcppo import fleet
 
+        if not 0 <= options.spare_turns <= options.workers - len(os.sched_getaffinity(0)):
+            sys.exit("Turns beyond one a core need as many --workers more than there are cores.")
         fleet.SPARE_TURNS = options.spare_turns
     rows: list[dict] = [row for path in options.from_json or [] for row in json.loads(path.read_text())]
     if not rows:

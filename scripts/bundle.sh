@@ -67,5 +67,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec "${PYTHON:-python3}" "$@"
 RUN
 chmod +x "$folder/run"
-cp scripts/pieces.sh "$folder/pieces"
+if [ -n "$workers" ]; then cp scripts/pieces.sh "$folder/pieces"; fi
 echo "==> $folder: $(du -sh "$folder" | cut -f1) for Python $version; copy it there and call its ./run -m bcppo …"

@@ -82,7 +82,7 @@ class Pack:
     """Write a study in its published form: raw episodes, thinned curves, configs and provenance, with checksums."""
 
     study: Annotated[Path, tyro.conf.Positional]
-    """The study's folder."""
+    """The study's folder; with --add it may be packed already."""
     out: Annotated[Path, tyro.conf.Positional]
     """Folder to write into."""
     every: int = 5

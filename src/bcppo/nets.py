@@ -108,7 +108,7 @@ def run_by_run(compute: Callable[..., Any]) -> Callable[..., Any]:
     def of_each(*tensors: Tensor) -> Any:
         if tensors[0].is_cuda or len(tensors[0]) == 1:
             return compute(*tensors)
-        parts = [compute(*own) for own in zip(*(tensor.split(1) for tensor in tensors))]
+        parts = [compute(*own) for own in zip(*(tensor.split(1) for tensor in tensors), strict=True)]
         return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts)))
 
     return of_each

@@ -1,7 +1,7 @@
 """The run folder: what happened, written so that it can be trusted.
 
     config.json          method and every setting
-    provenance.json      code revision, versions of the stack, protocol identifier, device
+    provenance.json      code revision, versions of the stack, protocol identifier, device, processor
     progress.parquet     one row an update
     episodes.parquet     one row a training episode
     evaluations.parquet  one row an evaluation episode

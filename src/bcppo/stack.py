@@ -24,16 +24,17 @@ def release(package: str) -> str:
         return ""
 
 
+@cache
 def processor() -> str:
     """What this machine computes with, as Linux names it, and its widest vectors: others may round differently."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
     except (OSError, ValueError):
-        return platform.processor()
+        lines = {}
     facts = {name.strip(): value.strip() for name, value in lines.items()}
     vectors = next((kind for kind in ("avx512f", "avx2", "avx") if kind in facts.get("flags", "").split()), "")
-    return ", ".join(filter(None, (facts.get("model name", ""), vectors)))
+    return ", ".join(filter(None, (facts.get("model name", platform.processor() or platform.machine()), vectors)))
 
 
 def versions() -> dict[str, str]:

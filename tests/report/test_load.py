@@ -238,8 +238,8 @@ def test_pieces_packed_one_after_another_are_the_whole(pieces, tmp_path):
         assert (tmp_path / "of packs" / path.name).read_bytes() == path.read_bytes()
     pack_study(whole, tmp_path / "at once")
     assert frames_equal(load_study(tmp_path / "at once").progress, other.progress)
-    sizes = [(folder / "progress.parquet").stat().st_size for folder in (tmp_path / "at once", packed)]
-    assert sizes[0] == sizes[1]
+    stored = [pl.read_parquet(folder / "progress.parquet").schema for folder in (tmp_path / "at once", packed)]
+    assert stored[0] == stored[1]
 
 
 def test_a_run_that_was_missing_is_filled_in_and_one_with_other_episodes_refused(pieces, tmp_path):
@@ -274,6 +274,46 @@ def test_packing_over_runs_that_would_be_lost_is_refused(pieces, tmp_path):
     with pytest.raises(StudyError, match="has other settings in"):
         pack_study(longer, packed, add=True)
     assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+
+
+def test_runs_that_would_not_count_together_are_not_added(pieces, tmp_path):
+    """Two protocols in one cell, as many runs of each: loaded together, neither would be used."""
+    first = make_study(tmp_path / "one", tasks=["goal1"], methods=["bcppo"], seeds=(0,))
+    second = make_study(tmp_path / "two", tasks=["goal1"], methods=["bcppo"], seeds=(1,), steps=4096)
+    pack_study(first, tmp_path / "packed")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "packed").iterdir()}
+    with pytest.raises(StudyError, match="Nothing was packed, since together 2 of these runs would not count"):
+        pack_study(second, tmp_path / "packed", add=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "packed").iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "goal1", "hopper", "one", "two", "packed"}
+
+
+def test_a_pack_that_was_being_replaced_when_the_process_was_killed_is_there_again(pieces, tmp_path):
+    _, first, second = pieces
+    packed, before = tmp_path / "packed", tmp_path / ".packed.before"
+    pack_study(first, packed)
+    (packed / "report").mkdir()  # of somebody else
+    packed.rename(before)  # killed before the new one came
+    assert pack_study(second, packed, add=True).runs["usable"].sum() == 8
+    assert (packed / "report").is_dir()
+    shutil.copytree(packed, before)  # killed after it came
+    (packed / "report").rmdir()
+    assert pack_study(second, packed, add=True).runs["usable"].sum() == 8
+    assert (packed / "report").is_dir()
+    assert not before.exists()
+
+
+def test_other_folders_than_packs_are_not_written_into_nor_damaged_ones_with_fewer_runs(pieces, tmp_path):
+    whole, first, second = pieces
+    for add in (False, True):
+        with pytest.raises(StudyError, match="holds a study that is not packed"):
+            pack_study(first, second, add=add)
+    packed = tmp_path / "packed"
+    pack_study(whole, packed)
+    (packed / "episodes.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StudyError, match="has 4 finished runs"):
+        pack_study(first, packed)
+    assert pack_study(whole, packed).runs["usable"].all()
 
 
 # --- fuzz ---

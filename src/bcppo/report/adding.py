@@ -35,13 +35,13 @@ def added(there: StudyRecords, study: Any, new: StudyRecords, new_study: Any) ->
     begun = set(new.runs.filter(pl.col("state") != "missing")["id"])
     taken = (begun - done) | (entries.keys() - listed.keys())
     runs = listed | {id: entry for id, entry in entries.items() if id in taken}
-    order = pl.DataFrame({"id": list(runs)}, schema={"id": pl.String})
+    rows = _joined(there.runs, new.runs, "id", taken)
+    place = {id: row for row, id in enumerate(rows["id"])}
     problems = [problem for problem in there.problems if not (problem.run in taken or _of_many(problem, longer))]
     problems += [problem for problem in new.problems if problem.run in taken or _of_many(problem, longer)]
-    whole = order.join(_joined(there.runs, new.runs, "id", taken), on="id", how="inner", maintain_order="left")
     return study | {"runs": list(runs.values())}, replace(
         there,
-        runs=whole,
+        runs=rows[[place[id] for id in runs]],
         evaluations=_joined(there.evaluations, new.evaluations, "run", taken),
         progress=_joined(there.progress, new.progress, "run", taken),
         long=_joined(there.long, new.long, "run", taken | longer),
@@ -56,8 +56,8 @@ def _of_many(problem: Problem, finished: set[str]) -> bool:
 
 def _listed(study: Any, records: StudyRecords) -> dict[str, Any]:
     """The entries of study.json that can be used."""
-    usable = set(records.runs["id"])
-    return {entry["id"]: entry for entry in study["runs"] if isinstance(entry, dict) and entry.get("id") in usable}
+    read = set(records.runs["id"])
+    return {entry["id"]: entry for entry in study["runs"] if isinstance(entry, dict) and entry.get("id") in read}
 
 
 def _joined(there: pl.DataFrame, new: pl.DataFrame, column: str, taken: set[str]) -> pl.DataFrame:

@@ -116,10 +116,10 @@ def assemble(
     kinds = {problem.run: problem.kind for problem in bad}
     state = pl.col("id").replace_strict(kinds, default=pl.col("state"), return_dtype=pl.String)
     runs = runs.with_columns(state=state, usable=pl.col("usable") & ~pl.col("id").is_in(list(kinds)))
-    good = runs.filter("usable").select(run="id")
+    good = pl.col("run").is_in(runs.filter("usable")["id"].to_list())
     mixed = mixed_provenance(runs.filter("usable"))
-    all_evaluations = all_evaluations.join(good, on="run", how="semi", maintain_order="left")
-    all_long = pl.concat([_empty(EMPTY), *long]).join(good, on="run", how="semi", maintain_order="left")
+    all_evaluations = all_evaluations.filter(good)
+    all_long = pl.concat([_empty(EMPTY), *long]).filter(good)
     all_long, longer = check_long(all_long, all_evaluations.filter("final"))
     return StudyRecords(
         folder=folder,
@@ -127,7 +127,7 @@ def assemble(
         title=names[1],
         runs=runs,
         evaluations=all_evaluations,
-        progress=all_progress.join(good, on="run", how="semi", maintain_order="left"),
+        progress=all_progress.filter(good),
         problems=tuple(dict.fromkeys((*problems, *bad, *longer, *mixed))),  # a packed study brings some along
         planned=planned,
         long=all_long,

@@ -14,7 +14,7 @@ from bcppo.config import EVAL_FIRST_SEED
 from bcppo.errors import FolderError
 from bcppo.records import LONG, policy_digest
 from bcppo.report.entries import Problem
-from bcppo.report.schema import LONG_EPISODES, MEASURED
+from bcppo.report.schema import LONG_EPISODES, MEASURED, join_in_order
 
 EMPTY = {"run": pl.String, **LONG_EPISODES}
 
@@ -63,7 +63,7 @@ def _unsound(own: pl.DataFrame) -> str:
 
 def _other_than_recorded(rows: pl.DataFrame, episodes: pl.DataFrame) -> list[Problem]:
     """Runs whose recorded episodes came out otherwise the second time: another stack, or something is wrong."""
-    both = rows.join(episodes, on=["run", "episode_seed"], how="inner", suffix="_recorded", maintain_order="left")
+    both = join_in_order(rows, episodes, ["run", "episode_seed"], "_recorded")
     names = (*MEASURED, "length")
     same = pl.all_horizontal(pl.col(name) == pl.col(f"{name}_recorded") for name in names)
     largest = [(pl.col(n) - pl.col(f"{n}_recorded")).abs().max().alias(n) for n in ("episode_return", "cost_rate")]

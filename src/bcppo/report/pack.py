@@ -34,6 +34,7 @@ AVERAGED = ("mean_cost", "sigma_c", "multiplier")
 """Measured anew at each update, so a thinned row holds their mean; the rest are running statistics: the last counts."""
 
 LONG_TABLE = "long_episodes"
+_TABLES = ("runs", "episodes", "progress", LONG_TABLE)
 PROVENANCE = ("revision", "python", "device", "processor", "versions")
 
 
@@ -54,34 +55,41 @@ def pack_study(folder: str | Path, out: str | Path, every: int = EVERY, *, add: 
         raise StudyError(f"{folder} holds no study: there is no study.json in it.")
     if out.resolve() == folder.resolve():
         raise StudyError(f"A study is packed into another folder than its own, {folder}.")
+    _settle(out)
+    if (out / "study.json").exists() and not (out / "runs.parquet").exists():
+        raise StudyError(f"{out} holds a study that is not packed; choose another folder.")
     records = load_study(folder)
     if not packed:
         records = replace(records, progress=thin(records.progress, every))
-    study = read_json(folder / "study.json")
+    study, wanted = read_json(folder / "study.json"), finished(records)
     if add and (out / "runs.parquet").exists():
-        study, records = added(load_packed(out), read_json(out / "study.json"), records, study)
-    elif lost := sorted(_finished_there(out) - finished(records)):
+        there = load_packed(out)
+        if unread := sorted(_finished_there(out) - finished(there)):
+            raise StudyError(f"{out} has runs that cannot be used, {unread[0]} the first of them; nothing was added.")
+        wanted |= finished(there)
+        study, records = added(there, read_json(out / "study.json"), records, study)
+    elif lost := sorted(_finished_there(out) - wanted):
         raise StudyError(
             f"{out} has {len(lost)} finished runs that {folder} has not ({lost[0]} the first of them): add to what is "
             "there (--add), or choose another folder."
         )
-    _write(records, study, out)
-    return records
+    return _written(records, study, out, wanted)
 
 
 def _finished_there(out: Path) -> set[str]:
-    """Runs of a pack; none where it is damaged: it is packed anew to mend it."""
+    """Runs that were finished when they were packed; none where that cannot be read."""
     try:
-        return finished(load_packed(out)) if (out / "runs.parquet").exists() else set()
-    except BcppoError:
+        rows = read_frame(out / "runs.parquet") if (out / "runs.parquet").exists() else pl.DataFrame()
+        return set(rows.filter(pl.col("state") == FINISHED)["id"]) if rows.height else set()
+    except (BcppoError, pl.exceptions.PolarsError):
         return set()
 
 
-def _write(records: StudyRecords, study: Any, out: Path) -> None:
-    """Every file beside its place first, so that what was packed before is there until all of them are."""
+def _written(records: StudyRecords, study: Any, out: Path, wanted: set[str]) -> StudyRecords:
+    """What is packed there in the end: written beside it, read again, and then put in its place."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=".pack.", suffix=".part", dir=out))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
     except OSError as error:
         raise StudyError(f"The folder {out} cannot be made: {error.strerror}.") from error
     try:
@@ -92,13 +100,38 @@ def _write(records: StudyRecords, study: Any, out: Path) -> None:
         for name, frame in tables.items():
             if frame.height or name != LONG_TABLE:
                 write_rows(part / f"{name}.parquet", frame.to_dict())  # type: ignore[arg-type]
-        for path in part.iterdir():
-            path.replace(out / path.name)
-        if not records.long.height:  # those of an earlier pack are not this study's
-            for ending in ("parquet", "sum"):
-                (out / f"{LONG_TABLE}.{ending}").unlink(missing_ok=True)
+        found = load_packed(part)
+        if lost := sorted(wanted - finished(found)):
+            why = next((problem.sentence for problem in found.problems if problem.run == lost[0]), lost[0])
+            raise StudyError(f"Nothing was packed, since together {len(lost)} of these runs would not count: {why}")
+        part.chmod(0o755)
+        if out.exists():
+            out.rename(_before(out))
+        part.rename(out)
+        _settle(out)
+    except OSError as error:
+        raise StudyError(f"{out} could not be written: {error.strerror}; what was packed before is intact.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+    return replace(found, folder=out)
+
+
+def _before(out: Path) -> Path:
+    return out.with_name(f".{out.name}.before")
+
+
+def _settle(out: Path) -> None:
+    """After a pack was put in another's place, or was about to be when the process was killed."""
+    before = _before(out)
+    if not before.exists():
+        return
+    if not out.exists():
+        before.rename(out)
+        return
+    for path in before.iterdir():  # what somebody else keeps there
+        if path.stem not in _TABLES and path.name != "study.json":
+            path.rename(out / path.name)
+    shutil.rmtree(before)
 
 
 def thin(progress: pl.DataFrame, every: int) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from bcppo.config import EVAL_FIRST_SEED
 from bcppo.math.cvar import conditional_value_at_risk
 from bcppo.report.load import StudyRecords
 from bcppo.report.names import COMPARATORS, aside
+from bcppo.report.schema import join_in_order
 
 CVAR_LEVEL = 0.95
 DRAWS = 10_000
@@ -75,7 +76,7 @@ def run_metrics(records: StudyRecords, episodes: pl.DataFrame | None = None) -> 
     episodes = records.episodes if episodes is None else episodes
     by_run = episodes.group_by("run", maintain_order=True).agg(columns)
     runs = records.runs.filter("usable").select(*CELL, "seed", "limit_rate", "paper", run="id")
-    table = runs.join(by_run, on="run", how="inner", maintain_order="left").join(shares, on="run", how="left")
+    table = join_in_order(runs, by_run, ["run"]).join(shares, on="run", how="left")
     metrics = [_metrics(row) for row in table.iter_rows(named=True)]
     schema = dict.fromkeys(
         ("return", "cost", "native_cost", "length", "cvar95", "safety_rate", "worst_gap"), pl.Float64
@@ -179,10 +180,10 @@ def long_tails(records: StudyRecords, runs: pl.DataFrame, draws: int = DRAWS) ->
     often = counts.group_by("len").len("runs").sort("runs", "len", descending=True)
     episodes = int(often["len"][0])
     enough = counts.filter(pl.col("len") >= episodes).select("run")
-    rows = records.long.join(enough, on="run", how="semi", maintain_order="left")
+    rows = records.long.filter(pl.col("run").is_in(enough["run"].to_list()))
     rows = rows.filter(pl.col("episode_seed") < EVAL_FIRST_SEED + episodes)
     many = run_metrics(records, rows).select("run", many_cost="cost", many_cvar95="cvar95")
-    both = runs.join(many, on="run", how="inner", maintain_order="left")
+    both = join_in_order(runs, many, ["run"])
     keys = records.runs.select(CELL).unique(maintain_order=True).rows()
     cells = pl.DataFrame([_long_cell(records, both, key, draws) for key in keys], infer_schema_length=None)
     return LongTails(episodes, both, cells)
