@@ -36,7 +36,9 @@ RUNS = {
 
 
 def join_in_order(left: pl.DataFrame, right: pl.DataFrame, on: list[str], suffix: str = "_right") -> pl.DataFrame:
-    """An inner join in the order of the left, which polars promises only where it is asked to, and before 1.21 cannot be:
-    a bundle for a node without a network has an older one, which is smaller."""
+    """An inner join in the order of the left.
+
+    polars promises one where it is asked to, but before 1.21, which bundles have, it cannot be asked.
+    """
     placed = left.with_row_index("place")
     return placed.join(right, on=on, how="inner", suffix=suffix).sort("place").drop("place")
