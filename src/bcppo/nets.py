@@ -101,14 +101,16 @@ _MINUS_ONE = torch.tensor(-1.0)
 def run_by_run(compute: Callable[..., Any]) -> Callable[..., Any]:
     """A computation on tensors [R, …] that on the CPU is done for each run by itself, so that it rounds as if alone.
 
-    For numbers a run has few of: with AVX-512, 16 of them are a scalar tail where they are alone, and 48 are not.
+    What is left over of a vector loop may round differently, and in a stack that is other runs' numbers: with AVX-512,
+    whatever is no multiple of 32.
     """
 
     @wraps(compute)
-    def of_each(*tensors: Tensor) -> Any:
+    def of_each(*tensors: Tensor, **named: Tensor) -> Any:
         if tensors[0].is_cuda or len(tensors[0]) == 1:
-            return compute(*tensors)
-        parts = [compute(*own) for own in zip(*(tensor.split(1) for tensor in tensors), strict=True)]
+            return compute(*tensors, **named)
+        rows = zip(*(tensor.split(1) for tensor in (*tensors, *named.values())), strict=True)
+        parts = [compute(*own[: len(tensors)], **dict(zip(named, own[len(tensors) :]))) for own in rows]
         return torch.cat(parts) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts)))
 
     return of_each

@@ -320,6 +320,7 @@ def _constraint(
     return risk, constraint_weight(softplus(multiplier)[:, :1], risk, limit, damp)
 
 
+@run_by_run
 @fusible
 def _drawn(observation: Tensor, heads: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(observation and action in [−1, 1] [R, B, obs + act], the action's log π [R, B])"""
@@ -328,6 +329,7 @@ def _drawn(observation: Tensor, heads: Tensor, noise: Tensor) -> tuple[Tensor, T
     return torch.cat([observation, drawn.tanh()], dim=-1), squashed_log_prob(noise, drawn, log_std)
 
 
+@run_by_run
 @fusible
 def _policy_loss(predicted: Tensor, log_prob: Tensor, alpha: Tensor, weight: Tensor, tail_mean: Tensor) -> Tensor:
     """[R]"""
@@ -335,6 +337,7 @@ def _policy_loss(predicted: Tensor, log_prob: Tensor, alpha: Tensor, weight: Ten
     return policy_loss(log_prob, value, _risk(predicted, tail_mean), alpha, weight)
 
 
+@run_by_run
 @fusible
 def _critic_losses(
     predicted: Tensor,
