@@ -220,3 +220,12 @@ def test_the_installed_command_is_there() -> None:
         pytest.skip("the package is not installed with its command here")
     done = subprocess.run([script, "methods"], capture_output=True, text=True, check=True, env={**os.environ})
     assert "bcppo" in done.stdout
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    """As `bcppo methods | head -1` has one."""
+    command = [sys.executable, "-m", "bcppo", "methods"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()  # type: ignore[union-attr]
+    assert process.stderr.read() == b""  # type: ignore[union-attr]
+    assert process.wait() == 141

@@ -63,21 +63,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[0] not in commands:
             raise unknown_name("command", arguments[0], commands)
         commands[arguments[0]](arguments[1:])
-    except (BcppoError, OSError) as error:
+        sys.stdout.flush()
+    except (BcppoError, OSError, ModuleNotFoundError) as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if debug:
-            raise
-        print(f"error: {absent_package(f'`bcppo {arguments[0]}`', error)}", file=sys.stderr)
-        return 2
+        return _complain(arguments[0], error)
     except KeyboardInterrupt:
         again = "`bcppo resume FOLDER`, or the same command of a fleet or a study, goes on from the last checkpoint."
         print(f"interrupted; {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def _complain(command: str, error: Exception) -> int:
+    """Say what went wrong in a sentence; the exit code."""
+    if isinstance(error, BrokenPipeError):  # whoever reads what is said, `head` say, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    text = absent_package(f"`bcppo {command}`", error) if isinstance(error, ModuleNotFoundError) else error
+    print(f"error: {text}", file=sys.stderr)
+    return 2
 
 
 def _train(arguments: list[str]) -> None:

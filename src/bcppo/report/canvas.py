@@ -51,10 +51,10 @@ def matplotlib_module() -> Any:
 
 
 def panels_on(count: int, *, height: float = 2.05, legend: bool = True) -> tuple[Any, list[Any], Any]:
-    """(figure, axes, axis for the legend): three across; the legend takes a free place, or a strip below."""
+    """(figure, axes, axis for the legend): three across; the legend takes a free place, or a strip below three."""
     from matplotlib.figure import Figure as Canvas
 
-    columns = min(3, count)
+    columns = min(3, count + legend)  # a strip below fewer would be too narrow for a legend
     rows = math.ceil(count / columns)
     free = rows * columns - count > 0
     width = {1: 0.62, 2: 0.85}.get(columns, 1.0) * WIDTH
