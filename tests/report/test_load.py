@@ -303,6 +303,16 @@ def test_a_pack_that_was_being_replaced_when_the_process_was_killed_is_there_aga
     assert not before.exists()
 
 
+def test_a_pack_is_written_into_the_folder_one_is_in(pieces, tmp_path, monkeypatch):
+    _, first, second = pieces
+    (tmp_path / "packed").mkdir()
+    monkeypatch.chdir(tmp_path / "packed")
+    pack_study(first, ".")
+    monkeypatch.chdir(tmp_path / "packed")
+    assert pack_study(second, ".", add=True).runs["usable"].sum() == 8
+    assert load_study(tmp_path / "packed").runs["usable"].all()
+
+
 def test_other_folders_than_packs_are_not_written_into_nor_damaged_ones_with_fewer_runs(pieces, tmp_path):
     whole, first, second = pieces
     for add in (False, True):

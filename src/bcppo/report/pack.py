@@ -46,6 +46,7 @@ def pack_study(folder: str | Path, out: str | Path, every: int = EVERY, *, add: 
     be read is written anew.)
     """
     folder, out = Path(folder), Path(out)
+    out = out.resolve() if out.name in ("", "..") else out  # it is given a name beside its own for a moment
     if every < 1:
         raise ConfigError(f"A packed curve keeps one row in at least 1 update, but {every} was asked for.")
     packed = (folder / "runs.parquet").exists()
