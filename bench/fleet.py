@@ -201,6 +201,10 @@ def timed_turns() -> Iterator[list[tuple[float, float, float]]]:
     found: list[tuple[float, float, float]] = []
 
     class Timed(fleet.Turns):
+        def __init__(self, at_once: int) -> None:
+            self.asked: dict[Any, float] = {}
+            super().__init__(at_once)
+
         def answered(self, worker: Any, environment: int) -> None:
             worked = worker._inbox[environment][-1][0].get("worked")
             if worked and self._at_work.get(worker) == environment:
@@ -212,10 +216,6 @@ def timed_turns() -> Iterator[list[tuple[float, float, float]]]:
             at_work, now = set(self._at_work), perf_counter()
             super()._go_on()
             self.asked.update(dict.fromkeys(set(self._at_work) - at_work, now))
-
-        def __init__(self, at_once: int) -> None:
-            self.asked: dict[Any, float] = {}
-            super().__init__(at_once)
 
     plain, fleet.Turns = fleet.Turns, Timed  # type: ignore[misc]
     try:

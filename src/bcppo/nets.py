@@ -25,7 +25,9 @@ from bcppo.queued import Aside, await_launches
 PAD = 16
 """Last layers and log-stds are stored this wide. A narrower product is summed in an order that depends on how many
 there are in the batch, and a run's numbers may fall into a vector loop's scalar tail, which may round differently: in a
-stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0."""
+stack, a run would not come out as it does alone. What is beyond the real width is never read, so its gradient is 0.
+With AVX-512 a loop takes 32 at a time: what rounds differently there is done `run_by_run`, since a wider store would
+change checkpoints."""
 
 
 LOG_STD_BOUNDS = (-20.0, 2.0)

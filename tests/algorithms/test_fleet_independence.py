@@ -12,6 +12,7 @@ from test_bcppo import batch, config
 from bcppo.algorithms.batch import Batch
 from bcppo.algorithms.bcppo import BCPPO
 from bcppo.errors import ConfigError
+from bcppo.nets import run_by_run
 from bcppo.records import RunFolder
 from bcppo.run import Run, Trainer
 from bcppo.settings import BCPPOConfig
@@ -132,3 +133,20 @@ def disagreements(configs: list[BCPPOConfig], steps: int) -> dict[str, float]:
             torch.stack(tuple(x.double()[0] for x in learner.controller)),
         )
     return different
+
+
+def test_what_is_done_run_by_run_sees_one_run_at_a_time() -> None:
+    """On any processor: whether it would round otherwise in a stack depends on the processor."""
+    seen = []
+
+    def compute(first: torch.Tensor, *, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append((first.shape, second.shape))
+        return first + second, second.sum(-1)
+
+    first, second = torch.arange(6.0).view(3, 2), torch.arange(3.0).unsqueeze(1)
+    both, sums = run_by_run(compute)(first, second=second)
+    assert seen == [((1, 2), (1, 1))] * 3
+    assert torch.equal(both, first + second)
+    assert torch.equal(sums, torch.arange(3.0))
+    with pytest.raises(ValueError, match="shorter"):
+        run_by_run(compute)(first, second=second[:1])

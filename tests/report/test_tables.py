@@ -13,6 +13,7 @@ import pytest
 from synthetic import make_study
 
 from bcppo.report import load_study
+from bcppo.report.canvas import STYLE, matplotlib_module
 from bcppo.report.curves import curves, smooth
 from bcppo.report.figures import figures_of, write_figures
 from bcppo.report.stats import run_metrics, statistics
@@ -162,3 +163,20 @@ def test_the_report_imports_neither_torch_nor_an_algorithm():
         "sys.exit(str(bad) if bad else 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("tasks", [["hopper"], ["hopper", "ant"], ["goal1", "hopper", "ant"]])
+def test_a_legend_lies_within_its_figure_however_few_tasks_there_are(tasks, tmp_path):
+    names = ("", "no Bachelier", "uncertainty bonus", "no branch normalization", "no anti-windup")
+    variants = {name: {"beta": 0.1 * (index + 1)} if name else {} for index, name in enumerate(names)}
+    records = load_study(make_study(tmp_path, tasks=tasks, methods=["bcppo"], variants=variants, name="components"))
+    figures = [figure for figure in figures_of(records, statistics(records, 20)) if figure.name.endswith("multiplier")]
+    for figure in figures:
+        with matplotlib_module().rc_context(STYLE):
+            drawn = figure.draw()
+            drawn.draw_without_rendering()
+        (legend,) = (axis.get_legend() for axis in drawn.axes if axis.get_legend())
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= drawn.bbox.x1
+    assert figures
+
