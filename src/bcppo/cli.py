@@ -234,13 +234,14 @@ def _diagnose(arguments: list[str]) -> None:
 def _report(arguments: list[str]) -> None:
     options = parse(flags.Report, arguments, "bcppo report")
     from bcppo.report import load_study
+    from bcppo.report.entries import brief
     from bcppo.report.page import write_records
 
     records = load_study(options.folder)
     page = write_records(records, options.out or options.folder / "report")
     print(f"{int(records.runs['usable'].sum())} of {records.runs.height} runs used; page: {page}")
-    for problem in records.problems:
-        print(f"  {problem.sentence}")
+    for sentence in brief(records.problems):
+        print(f"  {sentence}")
     if options.open:
         import webbrowser
 
@@ -250,11 +251,12 @@ def _report(arguments: list[str]) -> None:
 def _pack(arguments: list[str]) -> None:
     options = parse(flags.Pack, arguments, "bcppo pack")
     from bcppo.report import pack_study
+    from bcppo.report.entries import brief
 
     records = pack_study(options.study, options.out, every=options.every, add=options.add)
     print(f"packed {int(records.runs['usable'].sum())} of {records.runs.height} runs into {options.out}")
-    for problem in records.problems:
-        print(f"  {problem.sentence}")
+    for sentence in brief(records.problems):
+        print(f"  {sentence}")
 
 
 def _keep(arguments: list[str]) -> None:

@@ -18,7 +18,7 @@ from bcppo.errors import BcppoError
 from bcppo.records import RunFolder, read_rows, write_rows
 from bcppo.report import StudyError, StudyRecords, load_study, pack_study
 from bcppo.report.curves import curves
-from bcppo.report.entries import Entry, settings_of
+from bcppo.report.entries import Entry, Problem, brief, settings_of
 from bcppo.report.stats import statistics
 
 
@@ -426,3 +426,18 @@ def test_run_folders_of_the_synthetic_studies_are_like_real_ones(small):
     folder = RunFolder(small / "runs" / "goal1-bcppo-seed0")
     assert {"step", "final", "stochastic", "episode_seed", "cost_rate"} <= set(folder.read_rows("evaluations"))
     assert folder.status()["state"] == "finished"
+
+
+# --- in a terminal ---
+
+
+def test_a_terminal_is_told_of_a_few_problems_of_each_kind_and_how_many_more_there_are():
+    mixed = Problem("", "mixed", "two revisions")
+    missing = [Problem(f"run{n}", "missing", f"run{n} is missing") for n in range(8)]
+    failed = [Problem(f"run{n}", "failed", f"run{n} failed") for n in range(6)]
+    lines = brief([mixed, missing[0], *failed, *missing[1:], *[mixed] * 6])
+    assert lines[:5] == [f"run{n} is missing" for n in range(5)]
+    assert lines[5] == "… and 3 more like these (missing); the report's page lists them all."
+    assert lines[6:12] == [f"run{n} failed" for n in range(6)], "one more is a line either way"
+    assert lines[12:] == ["two revisions"] * 7, "what is about the study is never left out"
+    assert brief([]) == []

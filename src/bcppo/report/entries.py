@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,20 @@ class Problem:
     kind: str
     """missing, running, failed, diverged, damaged, mismatch, duplicate, retried or mixed."""
     sentence: str
+
+
+def brief(problems: Iterable[Problem], most: int = 5) -> list[str]:
+    """Sentences for a terminal: of runs the first few of each kind and how many more there are; of the study all."""
+    kinds: dict[str, list[str]] = {}
+    for problem in problems:
+        kinds.setdefault(problem.kind if problem.run else "", []).append(problem.sentence)
+    whole = kinds.pop("", [])
+    lines = []
+    for kind, sentences in kinds.items():
+        left = len(sentences) - most
+        lines += sentences[:most] if left > 1 else sentences  # a line for one more would take as much room
+        lines += [f"… and {left} more like these ({kind}); the report's page lists them all."] if left > 1 else []
+    return [*lines, *whole]
 
 
 @dataclass(frozen=True)
