@@ -20,6 +20,7 @@ from bcppo.report.stats import (
     Statistics,
     bootstrap_interval,
     compare,
+    compare_variants,
     dominance_counts,
     dominates,
     frontier,
@@ -116,6 +117,21 @@ def test_comparisons_are_paired_by_seed():
     assert row["favours"] is False
     assert row["dominates"] is False  # means over all seeds: 11 against 14.33
     assert row["improves_cvar95"] == 1.0
+
+
+def test_a_variant_is_compared_with_its_own_method_by_seed():
+    def table(method, variant, values):
+        rows = [("ant", method, seed, value, 1.0 - value, 0.5, 1.0) for seed, value in values.items()]
+        return runs_table(rows).with_columns(variant=pl.lit(variant))
+
+    plain, other = table("bcppo", "", {0: 1.0, 1: 2.0, 2: 6.0}), table("cppo", "", {0: 9.0, 1: 9.0})
+    runs = pl.concat([plain, other, table("bcppo", "M=1", {2: 7.0, 1: 5.0, 4: 8.0}), table("cpo", "x", {0: 1.0})])
+    (row,) = compare_variants(runs, draws=2000).iter_rows(named=True)  # the comparator has no variant, CPO's no method
+    assert (row["task"], row["method"], row["variant"], row["pairs"]) == ("ant", "bcppo", "M=1", 2)
+    assert (row["return_difference"], row["return_low"], row["return_high"]) == (2.0, 1.0, 3.0)  # 5 - 2 and 7 - 6
+    assert (row["cvar95_difference"], row["cost_difference"]) == (-2.0, 0.0)
+    assert row["improves_return"] == 8 / 9  # of 9 pairs of runs, only 5 against 6 is worse
+    assert compare_variants(pl.concat([plain, other])).height == 0
 
 
 def test_both_axes_favour_only_when_both_intervals_clear_zero():

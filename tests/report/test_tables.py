@@ -152,6 +152,10 @@ def test_ablation_studies_have_their_own_tables_and_figures(tmp_path):
     beside = tables["ablations_paper_and_ours"].rows
     assert beside[0][2].text == "0.149 ± 0.342"
     assert beside[9][2].text == "0.458 ± 0.540"
+    effects = tables["ablations_effects"].rows
+    assert [row[:2] for row in effects] == [("Push1", name) for name in ("no Bachelier", "raw sigma", "beta=0.4")]
+    means = {row["variant"]: row["return"] for row in stats.cells.iter_rows(named=True)}
+    assert effects[1][2].mean == pytest.approx(means["raw sigma"] - means[""])  # every seed has its pair
     names = {figure.name for figure in figures_of(records, stats)}
     assert {"components_bars", "scale_bars", "sensitivity_bars", "components_multiplier", "scale_sigma_c"} <= names
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Statistics:
     """BCPPO against each other method of a task; see `compare`."""
     long: LongTails | None = None
     """The same of many more episodes, where runs were evaluated on them."""
+    effects: pl.DataFrame = field(default_factory=lambda: compare_variants(pl.DataFrame(schema=["task", "method"])))
+    """Each variant of a method against the method itself; see `compare_variants`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class LongTails:
 def statistics(records: StudyRecords, draws: int = DRAWS) -> Statistics:
     runs = run_metrics(records)
     long = long_tails(records, runs, draws)
-    return Statistics(runs, cell_statistics(records, runs, draws), compare(runs, draws), long)
+    cells = cell_statistics(records, runs, draws)
+    return Statistics(runs, cells, compare(runs, draws), long, compare_variants(runs, draws))
 
 
 # --- runs ---
@@ -220,6 +223,22 @@ def compare(runs: pl.DataFrame, draws: int = DRAWS) -> pl.DataFrame:
             if method != "bcppo" and own.height:
                 rows.append({"task": task, "method": method} | _comparison(own, other, generator(task, method), draws))
     return pl.DataFrame(rows, schema=COMPARISONS)
+
+
+def compare_variants(runs: pl.DataFrame, draws: int = DRAWS) -> pl.DataFrame:
+    """Every variant of a method against the method as it is, task by task: columns as `compare`'s, and `variant`.
+
+    What a change does: the variant is the first here, so differences are its values less the method's own.
+    """
+    rows = []
+    for (task, method), group in runs.group_by("task", "method", maintain_order=True):
+        plain = group.filter(pl.col("variant") == "")
+        for variant in group.filter(pl.col("variant") != "")["variant"].unique(maintain_order=True):
+            key = {"task": str(task), "method": str(method), "variant": variant}
+            changed = group.filter(pl.col("variant") == variant)
+            if plain.height:
+                rows.append(key | _comparison(changed, plain, generator(*key.values()), draws))
+    return pl.DataFrame(rows, schema={"variant": pl.String, **COMPARISONS})
 
 
 COMPARISONS = {

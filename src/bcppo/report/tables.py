@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
@@ -52,6 +53,7 @@ def tables_of(records: StudyRecords, stats: Statistics) -> list[Table]:
         tables.append(_layout(cells, (name, caption + cells.limits()), rows, MAIN_METRICS))
         tables.append(_layout(cells, (f"{name}_more", _MORE_CAPTION), rows, MORE_METRICS))
         tables += _beside(cells, f"{name}_paper_and_ours", rows)
+        tables += _effects(f"{name}_effects", variants, stats.effects, records)
     return tables
 
 
@@ -233,23 +235,49 @@ def _comparisons(name: str, caption: str, compared: pl.DataFrame, records: Study
         pair = (
             "dominates" if row["dominates"] else "is dominated" if row["dominated"] else "equals" if same else "trades"
         )
-        few = f"{row['pairs']} of {expected} paired seeds" if row["pairs"] < expected else ""
-        differences = [
-            Value(row[f"{m}_difference"], digits=3, note=few, interval=(row[f"{m}_low"], row[f"{m}_high"]))
-            for m in MAIN_METRICS
-        ]
         lines.append((
-            task_label(row["task"]), label(row["method"]), pair, *differences,
+            task_label(row["task"]), label(row["method"]), pair, *_differences(row, expected),
             "–" if row["favours"] is None else "yes" if row["favours"] else "no",
             Value(row["improves_return"], digits=2), Value(row["improves_cvar95"], digits=2),
         ))  # fmt: skip
     header = (
-        "Task", "Comparator", "BCPPO's mean pair", *(f"{title} difference" for title in MAIN_METRICS.values()),
+        "Task", "Comparator", "BCPPO's mean pair", *_DIFFERENCES,
         "Both intervals favour BCPPO", "P(better Return)", "P(lower CVaR@95)",
     )  # fmt: skip
     return [Table(name, caption, header, tuple(lines))] if lines else []
 
 
+def _effects(
+    name: str, variants: list[tuple[str, str]], effects: pl.DataFrame, records: StudyRecords
+) -> list[Table]:
+    """Rows of `compare_variants`, in the order of the variants' own table; no table where there are none."""
+    lines: list[tuple[str | Value, ...]] = []
+    for task in in_order(effects["task"], TASKS):
+        own = {(row["method"], row["variant"]): row for row in effects.filter(task=task).iter_rows(named=True)}
+        for method, variant in variants:
+            if (method, variant) in own:
+                row = own[method, variant]
+                values = _differences(row, records.expected_seeds(task, method))
+                chances = [Value(row[f"improves_{metric}"], digits=2) for metric in ("return", "cvar95")]
+                lines.append((task_label(task), label(method, variant), *values, *chances))
+    header = ("Task", "Variant", *_DIFFERENCES, "P(better Return)", "P(lower CVaR@95)")
+    return [Table(name, _EFFECTS_CAPTION, header, tuple(lines))] if lines else []
+
+
+def _differences(row: dict[str, Any], expected: int) -> list[Value]:
+    few = f"{row['pairs']} of {expected} paired seeds" if row["pairs"] < expected else ""
+    return [
+        Value(row[f"{m}_difference"], digits=3, note=few, interval=(row[f"{m}_low"], row[f"{m}_high"]))
+        for m in MAIN_METRICS
+    ]
+
+
+_DIFFERENCES = tuple(f"{title} difference" for title in MAIN_METRICS.values())
+_EFFECTS_CAPTION = (
+    "What each change does: the variant less the method without it, paired by training seed, with 95 % percentile "
+    "bootstrap intervals over the pairs; not corrected for several axes or many comparisons. P: share of all pairs of "
+    "runs in which the variant's is better, ties half."
+)
 _PAIRED = (
     "paired by training seed, with 95 % percentile bootstrap intervals over the pairs; not corrected for several axes "
     "or many comparisons. Mean pair and both intervals: of Return and CVaR@95. P: share of all pairs of runs in which "
