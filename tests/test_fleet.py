@@ -30,6 +30,10 @@ SMALL = {
     "task": "tiny_cmdp:make", "cost_limit_rate": 0.3, "steps": 512, "rollout": 64, "minibatch": 32, "epochs": 2,
     "hidden": (16,), "eval_every": 256, "eval_episodes": 2, "checkpoint_every": 128, "tensorboard": False,
 }  # fmt: skip
+STORED = {
+    "task": "tiny_cmdp:make", "cost_limit_rate": 0.3, "steps": 300, "hidden": (16,), "minibatch": 32, "window": 50,
+    "random_steps": 100, "eval_every": 100, "eval_episodes": 2, "checkpoint_every": 100, "tensorboard": False,
+}  # fmt: skip
 METHODS = ("bcppo", "cppo", "ppolag")
 
 
@@ -68,11 +72,7 @@ def test_a_run_of_a_fleet_equals_the_run_alone(stacked: bool, alone: dict[str, d
 
 
 def test_a_fleet_that_learns_from_stored_transitions_equals_its_runs_alone(tmp_path: Path) -> None:
-    settings = {
-        "task": "tiny_cmdp:make", "cost_limit_rate": 0.3, "steps": 300, "hidden": (16,), "minibatch": 32, "window": 50,
-        "random_steps": 100, "eval_every": 100, "eval_episodes": 2, "checkpoint_every": 100, "tensorboard": False,
-    }  # fmt: skip
-    runs = [("wcsac", make_config("wcsac", seed=seed, **settings)) for seed in (0, 1, 2)]
+    runs = [("wcsac", make_config("wcsac", seed=seed, **STORED)) for seed in (0, 1, 2)]
     folders = train_fleet(runs, out=tmp_path / "fleet", workers=2, stacked=True)
     for folder, (method, config) in zip(folders, runs):
         assert results(train(config, method=method, out=tmp_path / folder.path.name).path) == results(folder.path)
@@ -130,7 +130,7 @@ def test_a_worker_that_is_given_up_takes_only_its_own_stack_along(
 
 
 class Stop(FleetWatch):
-    """Interrupts a fleet at some update of one of its runs."""
+    """Interrupts a fleet at some update of one of its runs. (Those of one protocol are kept in step by `apart`.)"""
 
     def __init__(self, step: int) -> None:
         super().__init__(bar=False)
@@ -155,7 +155,7 @@ class Seen(FleetWatch):
 def test_a_fleet_goes_on_alone_or_in_another_fleet(alone: dict[str, dict], tmp_path: Path) -> None:
     runs = [small("bcppo", seed) for seed in (0, 1, 2)]
     with pytest.raises(KeyboardInterrupt):
-        train_fleet(runs, out=tmp_path, workers=2, stacked=True, watch=Stop(320))
+        train_fleet(runs, out=tmp_path, workers=2, stacked=True, apart=True, watch=Stop(320))
     states = {name: RunFolder(tmp_path / name).status()["state"] for name in name_runs(runs)}
     assert "running" in states.values()
     resume(tmp_path / name_runs(runs)[0])
@@ -165,6 +165,21 @@ def test_a_fleet_goes_on_alone_or_in_another_fleet(alone: dict[str, dict], tmp_p
     check(train_fleet(runs, out=tmp_path, workers=2, stacked=False), alone)
 
 
+def test_it_is_on_record_what_a_run_went_on_with(tmp_path: Path) -> None:
+    runs = [small("bcppo", seed) for seed in (0, 1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(runs, out=tmp_path, workers=2, stacked=True, apart=True, watch=Stop(320))
+    alone, *others = (RunFolder(tmp_path / name) for name in name_runs(runs))
+    begun = read_json(alone / "provenance.json")
+    resume(alone.path)
+    assert read_json(alone / "provenance.json") == begun, "one process on this machine is what it was begun with"
+    train_fleet(runs, out=tmp_path, workers=1, stacked=True)
+    (went_on,) = read_json(others[-1] / "provenance.json")["resumed"]
+    assert went_on["step"] == 256  # its last checkpoint
+    assert went_on["fleet"] == begun["fleet"] | {"workers": 1, "apart": False}
+    assert set(went_on) == {"step", "fleet"}, "nothing else had changed"
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_runs_of_one_protocol_can_be_kept_apart_from_others(
     apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,9 +187,9 @@ def test_runs_of_one_protocol_can_be_kept_apart_from_others(
     stacks: list[list[tuple[float, int]]] = []
     restore = Trainer.restore
 
-    def noting(self: Trainer) -> bool:
+    def noting(self: Trainer, stored: list) -> bool:
         stacks.append(sorted((run.config.beta, run.config.seed) for run in self.runs))
-        return restore(self)
+        return restore(self, stored)
 
     monkeypatch.setattr(Trainer, "restore", noting)
     runs = [small("bcppo", seed, beta=beta, steps=128) for beta in (0.1, 0.2) for seed in (0, 1)]
@@ -191,6 +206,70 @@ def test_a_run_that_diverges_leaves_the_others_of_its_stack_as_they_would_be(
     sick, *healthy = (train_fleet(runs, out=tmp_path, workers=1, stacked=True)[index] for index in (1, 0, 2))
     assert sick.status()["state"] == "diverged"
     check(healthy, alone)
+
+
+def damage_checkpoints(folder: Path) -> None:
+    for path in folder.glob("checkpoint*"):
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+def damage_rows(folder: Path) -> None:
+    (folder / "episodes.parquet").write_bytes(b"PAR1")
+
+
+def other_shape(folder: Path) -> None:
+    """A whole checkpoint whose networks are of another size."""
+    loaded = RunFolder(folder).load_checkpoint(pytest.fail)
+    assert loaded is not None
+    tensors, notes = loaded
+    smaller = {name: array[..., :3] if name.startswith("policy.") and array.ndim else array
+               for name, array in tensors.items()}  # fmt: skip
+    RunFolder(folder).save_checkpoint(smaller, notes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(damage_checkpoints, "No checkpoint of this run is whole"), (damage_rows, "episodes.parquet"),
+     (other_shape, "The checkpoint does not fit its config")],
+)  # fmt: skip
+def test_a_damaged_folder_does_not_stop_the_others_and_is_left_as_it_is(
+    damage, said: str, alone: dict[str, dict], tmp_path: Path, capsys
+) -> None:
+    runs = [*(small("bcppo", seed) for seed in (0, 1, 2)), small("cppo", 0)]
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(runs, out=tmp_path, workers=1, stacked=True, apart=True, watch=Stop(320))
+    sick = RunFolder(tmp_path / name_runs(runs)[1])
+    damage(sick.path)
+    files = {path.name: path.read_bytes() for path in sick.path.glob("*.*") if path.name != "status.json"}
+    first, _, *rest = train_fleet(runs, out=tmp_path, workers=1, stacked=True, watch=FleetWatch(bar=False))
+    check([first, *rest], alone)
+    status = sick.status()
+    assert status["state"] == "failed"
+    assert said in status["message"]
+    assert f"warning: {sick.path.name}: " in capsys.readouterr().err
+    left = {path.name: path.read_bytes() for path in sick.path.glob("*.*") if path.name != "status.json"}
+    assert left == files
+
+
+def test_what_nobody_expected_stops_one_stack_and_says_where_it_happened(
+    alone: dict[str, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    record = Run.record
+
+    def full(self: Run, *arguments) -> None:
+        if self.method == "cppo" and self.step == 128:
+            raise RuntimeError("out of memory")
+        record(self, *arguments)
+
+    monkeypatch.setattr(Run, "record", full)
+    *others, cppo = train_fleet([small("bcppo", 0), small("ppolag", 1), small("cppo", 0)], out=tmp_path, stacked=True)
+    check(others, alone)
+    assert cppo.status() == {"state": "failed", "message": "RuntimeError: out of memory"}
+    said = capsys.readouterr().err
+    assert f"warning: {cppo.path.name}: RuntimeError: out of memory" in said
+    assert "in full" in said, "where it happened"
+    monkeypatch.undo()
+    check(train_fleet([small("cppo", 0)], out=tmp_path, stacked=True), alone)
 
 
 def test_checkpoints_are_written_while_the_fleet_goes_on_and_trouble_with_one_is_told(
@@ -241,13 +320,32 @@ def test_an_interrupted_fleet_ends_when_what_it_had_begun_to_write_is_written(
     assert loaded[1]["state"] == begun[-1][2]["state"]
 
 
-def test_a_run_begun_with_compiled_updates_goes_on_with_them_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rounding", "words"), [("compiled", "compiled updates"), ("tf32", "TF32")])
+def test_a_run_begun_with_other_rounding_goes_on_with_it_only(rounding: str, words: str, tmp_path: Path) -> None:
     folder = tmp_path / "tiny_cmdp.make-bcppo-seed0"
     run = small("bcppo", 0)
-    RunFolder(folder).create(*run, "cpu", {"fleet": {"compiled": True}})
+    RunFolder(folder).create(*run, "cpu", {"fleet": {rounding: True}})
     for go_on in (lambda: train_fleet([run], out=tmp_path, stacked=True), lambda: resume(folder)):
-        with pytest.raises(BcppoError, match="was begun with compiled updates"):
+        with pytest.raises(BcppoError, match=f"was begun with {words}"):
             go_on()
+
+
+def test_a_run_begun_on_a_gpu_goes_on_there_only(tmp_path: Path) -> None:
+    run = small("bcppo", 0)
+    RunFolder(tmp_path / "tiny_cmdp.make-bcppo-seed0").create(*run, "cuda")
+    with pytest.raises(BcppoError, match="was begun on the device 'cuda' and can only go on there"):
+        train_fleet([run], out=tmp_path, device="cpu")
+
+
+def test_stacks_that_are_few_are_divided_so_that_some_simulate_while_another_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    counted = lambda runs, *rest, **how: sizes.append(len(runs)) or Trainer(runs, *rest, **how)  # noqa: E731
+    monkeypatch.setattr("bcppo.fleet.Trainer", counted)
+    runs = [*(small("ppopid", seed, steps=64) for seed in range(4)), small("ppolag", 0, steps=64)]
+    train_fleet(runs, out=tmp_path, workers=1, stacked=True)
+    assert sizes == [2, 1, 1, 1]
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
@@ -361,17 +459,20 @@ def test_a_worker_leaves_no_shared_memory_behind() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+def doomed(kind: str) -> list:
+    if kind == "on-policy":
+        return [small(method, seed, steps=2048) for method in METHODS for seed in (0, 1, 2)]
+    return [("wcsac", make_config("wcsac", seed=seed, **(STORED | {"steps": 1500}))) for seed in (0, 1, 2)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("stacked", [True, False])
-def test_a_whole_fleet_killed_again_and_again_ends_the_same(stacked: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "stacked"), [("on-policy", True), ("on-policy", False), ("off-policy", True)])
+def test_a_whole_fleet_killed_again_and_again_ends_the_same(kind: str, stacked: bool, tmp_path: Path) -> None:
     """SIGKILL to the learner alone, or to it and all its workers or lanes: before there is any checkpoint, then some
     moments after each life's first."""
-    runs = [small(method, seed, steps=2048) for method in METHODS for seed in (0, 1, 2)]
-    fleet = tmp_path / "fleet"
+    runs, fleet = doomed(kind), tmp_path / "fleet"
     code = (
-        "from test_fleet import *\n"
-        "runs = [small(method, seed, steps=2048) for method in METHODS for seed in (0, 1, 2)]\n"
-        f"train_fleet(runs, out={str(fleet)!r}, workers=2, stacked={stacked})\n"
+        f"from test_fleet import *\ntrain_fleet(doomed({kind!r}), out={str(fleet)!r}, workers=2, stacked={stacked})\n"
     )
     path = {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part), "OMP_NUM_THREADS": "1"}
     moments = random.Random(0)

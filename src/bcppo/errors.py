@@ -10,6 +10,11 @@ class BcppoError(Exception):
     """Anything the user can put right: bad input, a missing dependency, a folder that holds something else."""
 
 
+def in_words(error: Exception) -> str:
+    """What a run's folder says of an error: our own speak for themselves, of others the kind is part of it."""
+    return str(error) if isinstance(error, BcppoError) else f"{type(error).__name__}: {error}"
+
+
 class ConfigError(BcppoError, ValueError):
     """A value that cannot be meant."""
 

@@ -13,8 +13,9 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack
+import traceback
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,18 @@ import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import NOT_PROTOCOL, RunConfig, protocol_id, text_of, to_json
-from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
+from bcppo.errors import BcppoError, ConfigError, Diverged, in_words, unknown_name
 from bcppo.fused import compiled_kernels, require_compiler
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import Turns, Worker, take_in, wait, worker_stack
 from bcppo.queued import Awaited
-from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder
-from bcppo.run import Run, Trainer, begun_compiled, leave, make_config, resolve_device
+from bcppo.records import DIVERGED, FAILED, FINISHED, RUNNING, FolderError, RunFolder, read_json
+from bcppo.run import ROUNDINGS, Run, Stored, Trainer, begun_with, leave, make_config, resolve_device
 from bcppo.stack import SIMULATORS, versions
 from bcppo.tasks import looks_like_an_id
 from bcppo.tasks.table import TASKS
+from bcppo.training import BadFolder
 from bcppo.watch import FleetWatch
 
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
@@ -123,10 +125,19 @@ def train_fleet(
         if not stacked:
             train_in_lanes([member.folder.path for member in unfinished], count, watch)
         else:
-            torch.backends.cuda.matmul.allow_tf32 = tf32
-            with compiled_kernels(compiled):
-                _train_stacked(unfinished, count, worker_python, watch, apart=apart)
+            with _tf32(tf32), compiled_kernels(compiled):
+                _train_stacked(unfinished, count, worker_python, watch, note, apart=apart)
     return [member.folder for member in members]
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def vary(
@@ -186,7 +197,7 @@ def _prepare(
         folder = RunFolder(out / name)
         if folder.exists:
             refuse_kept(folder.path)
-            _refuse_other_rounding(folder, note["fleet"]["compiled"])
+            _refuse_other_rounding(folder, device, note["fleet"])
             found = folder.load_config(CONFIGS)
             if (found[0], _settings(found[1])) != (method, _settings(config)):
                 raise FolderError(f"{folder.path} already holds another run; choose another folder for this fleet.")
@@ -199,11 +210,21 @@ def _prepare(
     return members
 
 
-def _refuse_other_rounding(folder: RunFolder, compiled: bool) -> None:
-    """A run that was begun with compiled updates goes on with them, and no other does: else it would be neither."""
-    if folder.status()["state"] not in (FINISHED, DIVERGED) and begun_compiled(folder) != compiled:
-        begun = "without compiled updates" if compiled else "with compiled updates"
-        raise FolderError(f"The run in {folder.path} was begun {begun} and can only go on so.")
+def _refuse_other_rounding(folder: RunFolder, device: str, fleet: dict[str, Any]) -> None:
+    """A run that was begun with compiled updates goes on with them, and no other does: else it would be neither.
+
+    The same of TF32, and of a GPU.
+    """
+    if folder.status()["state"] in (FINISHED, DIVERGED):
+        return
+    begun = begun_with(folder)
+    for name, words in ROUNDINGS.items():
+        if (words in begun) != fleet[name]:
+            how = f"without {words}" if fleet[name] else f"with {words}"
+            raise FolderError(f"The run in {folder.path} was begun {how} and can only go on so.")
+    where = torch.device(read_json(folder / "provenance.json")["device"]).type
+    if where != device:
+        raise FolderError(f"The run in {folder.path} was begun on the device '{where}' and can only go on there.")
 
 
 def _with_workers(own: dict[str, str], theirs: dict[str, str]) -> dict[str, str]:
@@ -221,7 +242,13 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _train_stacked(
-    members: Sequence[Member], count: int, python: str | None, watch: FleetWatch, *, apart: bool
+    members: Sequence[Member],
+    count: int,
+    python: str | None,
+    watch: FleetWatch,
+    note: dict[str, Any],
+    *,
+    apart: bool,
 ) -> None:
     with ExitStack() as ends:
         for member in members:
@@ -230,29 +257,20 @@ def _train_stacked(
         workers = [Worker(python, turns) for _ in range(min(count, len(members)))]
         for worker in workers:
             ends.callback(worker.close)
-        fleet = _Fleet(workers, turns, watch, apart=apart)
+        fleet = _Fleet(workers, turns, watch, note, apart=apart)
         ends.callback(fleet.close)
-        stacks = _stacks(fleet.settled([fleet.open(member) for member in members]), apart=apart)
-        # In parts, so that some simulate while another learns; learners of single steps see to that themselves.
-        if len(stacks) == 1 and not apart and not METHODS[members[0].method].off_policy:
-            stacks = _parts(stacks[0])
+        stacks = fleet.stacks(fleet.settled([fleet.open(member) for member in members]))
+        if len(stacks) < FEWEST_PARTS and not apart:
+            stacks = [part for stack in stacks for part in _parts(stack)]
         for stack in stacks:
             fleet.launch(stack)
         fleet.work()
 
 
-def _stacks(runs: Iterable[Run], *, apart: bool) -> list[list[Run]]:
-    """Runs that can share a learner."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        protocol = protocol_id(run.method, run.config) if apart else ""
-        shape = [str(getattr(run.config, name, None)) for name in _SHAPING]
-        bounds = [bound.tobytes() for bound in run.bounds]
-        groups.setdefault((protocol, run.method, run.widths, run.folder_step(), *shape, *bounds), []).append(run)
-    return list(groups.values())
-
-
 def _parts(stack: list[Run]) -> list[list[Run]]:
+    """So that some simulate while another learns; learners of single steps see to that themselves."""
+    if METHODS[stack[0].method].off_policy:
+        return [stack]
     count = min(max(len(stack) // PART, FEWEST_PARTS), MOST_PARTS)
     return [part for first in range(count) if (part := stack[first::count])]
 
@@ -260,8 +278,11 @@ def _parts(stack: list[Run]) -> list[list[Run]]:
 class _Fleet:
     """Stacks that take turns."""
 
-    def __init__(self, workers: Sequence[Worker], turns: Turns, watch: FleetWatch, *, apart: bool) -> None:
-        self._workers, self._turns, self._watch, self._apart = workers, turns, watch, apart
+    def __init__(
+        self, workers: Sequence[Worker], turns: Turns, watch: FleetWatch, note: dict[str, Any], *, apart: bool
+    ) -> None:
+        self._workers, self._turns, self._watch, self._note, self._apart = workers, turns, watch, note, apart
+        self._stored: dict[int, Stored | None] = {}
         self._load = [0.0] * len(workers)
         self._at_work: dict[Generator[Sequence[Any], None, None], tuple[Trainer, Sequence[Any]]] = {}
 
@@ -275,24 +296,48 @@ class _Fleet:
         return Run(member.method, member.config, member.folder, hosts=hosts)
 
     def settled(self, runs: Sequence[Run]) -> list[Run]:
-        """Those whose environments could be made; the others are left with the reason."""
+        """Those whose environments could be made and whose folders are whole, where they go on from.
+
+        The others are left as they are, with the reason.
+        """
         made = []
         for run in runs:
             try:
                 _ = run.widths
-            except BcppoError as error:
-                leave([run], FAILED, str(error))
-                self._watch.warn(f"{run.folder.path.name}: {error}")
+                self._stored[id(run)] = run.stored(self._watch.warn)
+            except Exception as error:
+                self._refuse([run], error)
             else:
                 made.append(run)
         return made
 
-    def launch(self, runs: Sequence[Run]) -> None:
-        trainer = Trainer(runs, self._watch, writes_aside=True)
-        trainer.restore()
+    def stacks(self, runs: Iterable[Run]) -> list[list[Run]]:
+        """Runs that can share a learner."""
+        groups: dict[Any, list[Run]] = {}
         for run in runs:
-            run.folder.set_status(RUNNING)
-        self._go_on(trainer.work(), trainer)
+            stored = self._stored[id(run)]
+            protocol = protocol_id(run.method, run.config) if self._apart else ""
+            shape = [str(getattr(run.config, name, None)) for name in _SHAPING]
+            bounds = [bound.tobytes() for bound in run.bounds]
+            key = (protocol, run.method, run.widths, stored.step if stored else 0, *shape, *bounds)
+            groups.setdefault(key, []).append(run)
+        return list(groups.values())
+
+    def launch(self, runs: Sequence[Run]) -> None:
+        try:
+            trainer = Trainer(runs, self._watch, writes_aside=True)
+            gone_on = trainer.restore([self._stored.pop(id(run)) for run in runs])
+            for run in runs:
+                if gone_on:
+                    run.folder.went_on(run.step, str(trainer.device), self._note)
+                run.folder.set_status(RUNNING)
+        except BadFolder as error:
+            self._refuse([runs[error.run]], error)
+            self._again([run for index, run in enumerate(runs) if index != error.run])
+        except Exception as error:
+            self._refuse(runs, error)
+        else:
+            self._go_on(trainer.work(), trainer)
 
     def work(self) -> None:
         """Until every stack is done: whichever has its answers goes on."""
@@ -321,18 +366,40 @@ class _Fleet:
             return
         except Diverged as error:
             self._without(trainer, error)
-        except BcppoError as error:
-            leave(trainer.runs, FAILED, str(error))
-            self._watch.warn(f"{len(trainer.runs)} runs of the fleet stopped: {error}")
+        except Exception as error:
+            leave(trainer.runs, FAILED, in_words(error))
+            self._say(trainer.runs, error)
+
+    def _refuse(self, runs: Sequence[Run], error: Exception) -> None:
+        """Runs that never began: their folders get the reason, and nothing else in them is touched."""
+        for run in runs:
+            with suppress(BcppoError):
+                run.folder.set_status(FAILED, in_words(error))
+        self._say(runs, error)
+
+    def _say(self, runs: Sequence[Run], error: Exception) -> None:
+        """Why runs stopped; of what nobody expected, where it happened too."""
+        for run in runs:
+            self._watch.over(run.folder.path.name, FAILED)
+        names = runs[0].folder.path.name if len(runs) == 1 else f"{len(runs)} runs of the fleet stopped"
+        self._watch.warn(f"{names}: {in_words(error)}")
+        if not isinstance(error, BcppoError):
+            traceback.print_exception(error)
 
     def _without(self, trainer: Trainer, error: Diverged) -> None:
         """A run that diverged is left as it is; the others of its stack go on from their checkpoints."""
         lost = [run for index, run in enumerate(trainer.runs) if error.run in (index, None)]
         leave(lost, DIVERGED, str(error))
+        for run in lost:
+            self._watch.over(run.folder.path.name, DIVERGED)
         self._watch.warn(f"{', '.join(run.folder.path.name for run in lost)}: {error}")
         rest = [run for run in trainer.runs if run not in lost]
         for run in rest:
             run.write_rows()
-        again = [self.open(Member(run.method, run.config, run.folder)) for run in rest]
-        for stack in _stacks(again, apart=self._apart):
+        self._again(rest)
+
+    def _again(self, runs: Sequence[Run]) -> None:
+        """Runs whose stack has lost one of them, from where their folders are."""
+        opened = self.settled([self.open(Member(run.method, run.config, run.folder)) for run in runs])
+        for stack in self.stacks(opened):
             self.launch(stack)

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from bcppo.errors import BcppoError
-from bcppo.records import FolderBusy
+from bcppo.records import DIVERGED, FAILED, FolderBusy, RunFolder
 from bcppo.watch import Watch, facts
 
 if TYPE_CHECKING:
@@ -50,12 +50,16 @@ def train_in_lanes(folders: Sequence[Path], count: int, watch: FleetWatch) -> No
                         watch.hear(folder.name, json.loads(line))
                         continue
                     selector.unregister(key.fileobj)
-                    killed = _end(process) < 0
-                    if killed and attempt < ATTEMPTS:
+                    code = _end(process)
+                    if code < 0 and attempt < ATTEMPTS:
                         queue.append((folder, attempt + 1))
                         watch.warn(f"The process of {folder.name} was killed; it goes on from its last checkpoint.")
-                    elif killed:
+                        continue
+                    if code < 0:
                         watch.warn(f"The process of {folder.name} was killed {ATTEMPTS} times and is given up.")
+                    if code:
+                        diverged = RunFolder(folder).status()["state"] == DIVERGED
+                        watch.over(folder.name, DIVERGED if diverged else FAILED)
         finally:
             for key in list(selector.get_map().values()):
                 _end(key.data[0])

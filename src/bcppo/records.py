@@ -185,6 +185,9 @@ def _is_whole(path: Path) -> bool:
 
 # --- the folder ---
 
+Checkpoint = tuple[dict[str, np.ndarray], dict[str, str]]
+"""Tensors by name, and what is said beside them."""
+
 
 class RunFolder:
     """One run's folder."""
@@ -227,6 +230,18 @@ class RunFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_json(self / "provenance.json", provenance(method, config, device) | dict(notes or {}))
             write_json(self / "config.json", {"format": FORMAT, "method": method, "config": to_json(config)})
+
+    def went_on(self, step: int, device: str, notes: Mapping[str, Any] | None = None) -> None:
+        """Where a run goes on by other means than it was begun with, the record says from which step and by which."""
+        stored = read_json(self / "provenance.json")
+        last = dict(stored)
+        for later in stored.get("resumed", []):
+            last |= later
+        means = surroundings(device) | dict(notes or {})
+        changed = {name: value for name, value in means.items() if value != last.get(name)}
+        if changed:
+            resumed = [*stored.get("resumed", []), {"step": step, **changed}]
+            write_json(self / "provenance.json", stored | {"resumed": resumed})
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -285,7 +300,7 @@ class RunFolder:
         write_tensors(self._checkpoint("next"), tensors, notes)
         self._advance_checkpoints()
 
-    def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, np.ndarray], dict[str, str]] | None:
+    def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; says so where a newer one is damaged. None before the first."""
         trouble = []
         for kind in ("next", "", "previous"):
@@ -336,8 +351,12 @@ class RunFolder:
 
 def provenance(method: str, config: RunConfig, device: str) -> dict[str, Any]:
     """Where a run comes from; nothing in it changes a result."""
+    return {"protocol": protocol_id(method, config), **surroundings(device)}
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    """What this process computes with."""
     return {
-        "protocol": protocol_id(method, config),
         "revision": revision(),
         "python": python_release(),
         "device": device,

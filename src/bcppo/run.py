@@ -18,7 +18,7 @@ import numpy as np
 
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import OWN_TASK, RunConfig, digest, identity
-from bcppo.errors import BcppoError, ConfigError, Diverged, unknown_name
+from bcppo.errors import BcppoError, ConfigError, Diverged, in_words, unknown_name
 from bcppo.evaluation import CVAR_LEVEL
 from bcppo.kept import refuse_kept
 from bcppo.math.cvar import conditional_value_at_risk
@@ -36,6 +36,17 @@ from bcppo.worker import run_environment
 
 RECENT = 100
 """Finished episodes over which running means and the empirical CVaR are taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What a run goes on from."""
+
+    step: int
+    tensors: dict[str, np.ndarray]
+    notes: dict[str, str]
+    state: dict[str, Any]
+    rows: dict[str, dict[str, list]]
 
 
 class Run:
@@ -180,7 +191,7 @@ class Run:
             "positive_multipliers": self.positive_multipliers,
             "recent": list(self.recent),
             "episode_seeds": [collector.state()[0] for collector in self.collectors],
-            "rows": self._row_counts(),
+            "rows": _row_counts(self.rows),
         }
         return {
             "format": str(FORMAT),
@@ -189,42 +200,48 @@ class Run:
             "streams": self.streams.dump(),
         }
 
-    def restore(self, tensors: dict[str, np.ndarray], notes: dict[str, str]) -> None:
-        """Back to where a checkpoint was written."""
+    def stored(self, warn: Callable[[str], None]) -> Stored | None:
+        """What the folder's newest checkpoint and the rows before it hold, where they fit; None before the first."""
+        loaded = self.folder.load_checkpoint(warn)
+        if loaded is None:
+            return None
+        tensors, notes = loaded
         if notes.get("format") != str(FORMAT):
             raise FolderError(f"The checkpoint in {self.folder.path} was written by another version of this library.")
         if notes.get("config") != digest(identity(self.config)):
             raise FolderError(f"The checkpoint in {self.folder.path} belongs to another config than its config.json.")
-        state = json.loads(notes["state"])
+        state, rows = json.loads(notes["state"]), {}
+        for name in self.rows:
+            found = self.folder.read_rows(name)
+            # Rows are written before the checkpoint that covers them, so there may be more than it knows of.
+            kept = [i for i, step in enumerate(found.get("step", [])) if step <= state["step"]]
+            rows[name] = {key: [values[i] for i in kept] for key, values in found.items()}
+        for name, count in state["rows"].items():
+            if _row_counts(rows)[name] != count:
+                path, lines = self.folder / f"{name}.parquet", _row_counts(rows)[name]
+                raise FolderError(f"{path} does not fit the checkpoint: it has {lines} of the {count} rows so far.")
+        return Stored(state["step"], tensors, notes, state, rows)
+
+    def restore(self, stored: Stored) -> None:
+        """Back to where a checkpoint was written."""
+        state = stored.state
         self.step, self.updates = state["step"], state["updates"]
         self.cumulative_cost, self.positive_multipliers = state["cumulative_cost"], state["positive_multipliers"]
         self.recent.extend(state["recent"])
-        self.streams.load(notes["streams"])
+        self.streams.load(stored.notes["streams"])
         for index, (collector, seed) in enumerate(zip(self.collectors, state["episode_seeds"])):
-            collector.restore(seed, tensors[f"actions{index}"])
+            collector.restore(seed, stored.tensors[f"actions{index}"])
         for name, columns in self.rows.items():
-            stored = self.folder.read_rows(name)
-            # Rows are written before the checkpoint that covers them, so there may be more than it knows of.
-            kept = [i for i, step in enumerate(stored.get("step", [])) if step <= self.step]
-            columns.update({key: [values[i] for i in kept] for key, values in stored.items()})
-        for name, count in state["rows"].items():
-            if self._row_counts()[name] != count:
-                found = self._row_counts()[name]
-                path = self.folder / f"{name}.parquet"
-                raise FolderError(f"{path} does not fit the checkpoint: it has {found} of the {count} rows so far.")
-
-    def _row_counts(self) -> dict[str, int]:
-        """Rows of each kind, timings apart."""
-        return {name: len(self.rows[name].get("step", [])) for name in ("progress", "episodes", "evaluations")}
-
-    def folder_step(self) -> int:
-        """The step of the folder's checkpoint, 0 before the first."""
-        loaded = self.folder.load_checkpoint(lambda sentence: None)
-        return json.loads(loaded[1]["state"])["step"] if loaded else 0
+            columns.update(stored.rows[name])
 
     def close(self) -> None:
         for part in (*self.collectors, *self._workers):
             part.close()
+
+
+def _row_counts(rows: Mapping[str, Mapping[str, list]]) -> dict[str, int]:
+    """Rows of each kind, timings apart."""
+    return {name: len(rows[name].get("step", [])) for name in ("progress", "episodes", "evaluations")}
 
 
 def train(
@@ -284,14 +301,20 @@ def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | N
         return folder
     if state["state"] == DIVERGED:
         raise FolderError(f"The run in {folder.path} diverged and cannot go on: {state['message']}")
-    if begun_compiled(folder):
-        raise FolderError(f"The run in {folder.path} was begun with compiled updates: its fleet can go on with it.")
+    if begun := begun_with(folder):
+        means = " and ".join(begun)
+        raise FolderError(f"The run in {folder.path} was begun with {means}: its fleet can go on with it.")
     return _drive([Run(method, config, folder, make_env)], watch or silent(), fresh=False)
 
 
-def begun_compiled(folder: RunFolder) -> bool:
-    """Whether a run's updates are compiled ones, which only a fleet makes."""
-    return bool(read_json(folder / "provenance.json").get("fleet", {}).get("compiled"))
+ROUNDINGS = {"compiled": "compiled updates", "tf32": "TF32"}
+"""What a fleet on a GPU may be asked for, and no run alone: results round differently."""
+
+
+def begun_with(folder: RunFolder) -> list[str]:
+    """Those of ROUNDINGS that a run was begun with."""
+    fleet = read_json(folder / "provenance.json").get("fleet", {})
+    return [words for name, words in ROUNDINGS.items() if fleet.get(name)]
 
 
 def make_config(method: str = "bcppo", task: str = "goal1", preset: str = "paper", **settings: Any) -> RunConfig:
@@ -311,9 +334,11 @@ def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
         for run in runs:
             ends.callback(run.close)
             ends.enter_context(run.folder.locked())
+        stored = None if fresh else [run.stored(watch.warn) for run in runs]
         trainer = Trainer(runs, watch)
-        if not fresh:
-            trainer.restore()
+        if stored and trainer.restore(stored):
+            for run in runs:
+                run.folder.went_on(run.step, str(trainer.device))
         for run in runs:
             run.folder.set_status(RUNNING)
         _train(trainer, watch)
@@ -329,8 +354,7 @@ def _train(trainer: Trainer, watch: Watch) -> None:
         leave(trainer.runs, DIVERGED, str(error))
         raise
     except Exception as error:
-        known = isinstance(error, BcppoError)
-        leave(trainer.runs, FAILED, str(error) if known else f"{type(error).__name__}: {error}")
+        leave(trainer.runs, FAILED, in_words(error))
         raise
 
 

@@ -20,7 +20,15 @@ from bcppo.rollout import Rollout
 from bcppo.watch import Watch
 
 if TYPE_CHECKING:
-    from bcppo.run import Run
+    from bcppo.run import Run, Stored
+
+
+class BadFolder(FolderError):
+    """A folder of a stack of runs that one cannot go on from; `run` says whose."""
+
+    def __init__(self, sentence: str, run: int) -> None:
+        super().__init__(sentence)
+        self.run = run
 
 
 class Trainer:
@@ -157,25 +165,24 @@ class Trainer:
             tensors[f"actions{number}"] = collector.state()[1]
         return tensors
 
-    def restore(self) -> bool:
-        """Load each run's checkpoint; False where there is none yet."""
-        for index, run in enumerate(self.runs):
-            loaded = run.folder.load_checkpoint(self.watch.warn)
-            if loaded is not None:
-                run.restore(*loaded)
-                self._load(index, loaded[0])
-                self.loop.restore(index, loaded[1])
+    def restore(self, stored: Sequence[Stored | None]) -> bool:
+        """Back to where the runs' checkpoints were written; False where there is none yet."""
+        for index, (run, own) in enumerate(zip(self.runs, stored, strict=True)):
+            if own is not None:
+                run.restore(own)
+                try:
+                    load_learner(self.learner, index, own.tensors)
+                except FolderError as error:
+                    raise BadFolder(f"{run.folder.path}: {error}", index) from error
+                try:
+                    self.loop.restore(index, own.notes)
+                except FolderError as error:
+                    raise BadFolder(str(error), index) from error
         if len({run.step for run in self.runs}) > 1:
             raise FolderError("Runs of one stack can only go on together from checkpoints of one step.")
         for run in self.runs:
             run.folder.tidy()
         return self.runs[0].step > 0
-
-    def _load(self, index: int, tensors: dict[str, np.ndarray]) -> None:
-        try:
-            load_learner(self.learner, index, tensors)
-        except FolderError as error:
-            raise FolderError(f"{self.runs[index].folder.path}: {error}") from error
 
 
 def _write(run: Run, rows: dict[str, dict[str, list]], state: dict[str, np.ndarray], notes: dict[str, str]) -> None:

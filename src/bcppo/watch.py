@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,12 @@ _LINES = 20
 """Lines printed over a run where there is no terminal to draw a bar on."""
 
 
+_AROUND = 6
+"""Lines of a fleet's table that are not runs: its title, its head with two rules, its last rule, the cursor's."""
+
+_RUNNING, _WAITING, _DONE = "running", "waiting", "done"
+
+
 class Watch:
     """What is shown of a run while it trains."""
 
@@ -40,10 +47,7 @@ class Watch:
     def watching(self, runs: Sequence[Run]) -> Iterator[None]:
         self._start = (perf_counter(), runs[0].step)
         for run in runs:
-            if self._curves and run.config.tensorboard:
-                with self._whole_disk(run):
-                    self._writers[id(run)] = _Curves(run.folder / "tensorboard", run.step)
-            self._logged[id(run)] = run.step
+            self._open_curves(run)
             self._printed[id(run)] = run.step
         if not (self._bar and sys.stderr.isatty()):
             try:
@@ -89,6 +93,18 @@ class Watch:
     def _rate(self, run: Run) -> float:
         began, step = self._start
         return (run.step - step) / max(perf_counter() - began, 1e-9)
+
+    def _open_curves(self, run: Run) -> None:
+        self._logged[id(run)] = run.step
+        if not (self._curves and run.config.tensorboard):
+            return
+        try:
+            with self._whole_disk(run):
+                self._writers[id(run)] = _Curves(run.folder / "tensorboard", run.step)
+        except ModuleNotFoundError as error:
+            self._curves = False
+            package = (error.name or "").partition(".")[0]
+            self.warn(f"No curves for TensorBoard are written: the package '{package}' is not installed.")
 
     @contextmanager
     def _whole_disk(self, run: Run) -> Iterator[None]:
@@ -150,6 +166,7 @@ class FleetWatch(Watch):
         self._shown, self._every = bar, every
         self._facts: dict[str, dict[str, float]] = {}
         self._configs: dict[str, Any] = {}
+        self._over: dict[str, str] = {}
         self._live: Any = None
         self._spoke = self._began = perf_counter()
         self._first: dict[str, float] = {}
@@ -165,20 +182,15 @@ class FleetWatch(Watch):
         from rich.console import Console
         from rich.live import Live
 
-        with Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=2) as self._live:
+        console = Console(stderr=True)
+        table = lambda: self._table(console.size.height - _AROUND)  # noqa: E731
+        with Live(console=console, get_renderable=table, refresh_per_second=2) as self._live:
             yield
         self._close()
 
-    def begin(self, run: Run) -> None:
-        """A stack of runs begins; its runs' curves are opened as they come."""
-        self._logged[id(run)] = run.step
-        if self._curves and run.config.tensorboard:
-            with self._whole_disk(run):
-                self._writers[id(run)] = _Curves(run.folder / "tensorboard", run.step)
-
     def update(self, run: Run) -> None:
-        if id(run) not in self._logged:
-            self.begin(run)
+        if id(run) not in self._logged:  # curves are opened as runs come
+            self._open_curves(run)
         super().update(run)
         self.hear(run.folder.path.name, facts(run))
 
@@ -193,31 +205,58 @@ class FleetWatch(Watch):
             self._spoke = perf_counter()
             print(self._summary(), file=sys.stderr, flush=True)
 
+    def over(self, name: str, state: str) -> None:
+        """A run that goes no further, though it is not finished."""
+        self._over[name] = state
+
+    def _state(self, name: str) -> str:
+        if name in self._over:
+            return self._over[name]
+        if name not in self._facts:
+            return _WAITING
+        return _DONE if self._facts[name]["step"] >= self._configs[name].steps else _RUNNING
+
     def _summary(self) -> str:
-        done = sum(self._facts.get(name, {}).get("step", 0) >= config.steps for name, config in self._configs.items())
-        total = sum(config.steps for config in self._configs.values())
+        states = Counter(map(self._state, self._configs))
+        ahead = sum(
+            config.steps - self._facts.get(name, {}).get("step", 0)
+            for name, config in self._configs.items()
+            if name not in self._over
+        )
         steps = sum(news["step"] for news in self._facts.values())
         rate = (steps - sum(self._first.values())) / max(perf_counter() - self._began, 1e-9)
-        left = _duration((total - steps) / rate) if rate > 0 else "?"
-        return f"{done} of {len(self._configs)} runs done, {steps:,} steps, {rate:,.0f} steps/s, {left} left"
+        left = _duration(ahead / rate) if rate > 0 else "?"
+        lost = "".join(f", {states[state]} {state}" for state in dict.fromkeys(self._over.values()))
+        runs = f"{states[_DONE]} of {len(self._configs)} runs done{lost}"
+        return f"{runs}, {steps:,} steps, {rate:,.0f} steps/s, {left} left"
 
-    def _table(self) -> Any:
+    def _table(self, room: int) -> Any:
+        """As many runs as there is room for: what went wrong first, then those at work; the rest are counted."""
         from rich.table import Table
 
         table = Table(title=self._summary(), title_justify="left")
-        for title in ("run", "steps", "return", "cost / limit", "CVaR", "λ"):
-            table.add_column(title, justify="left" if title == "run" else "right")
-        for name, config in self._configs.items():
-            news = self._facts.get(name)
-            cells = ["", "", "", "", ""]
-            if news:
-                cells = [
-                    f"{news['step']:,}", f"{news['episode_return']:.2f}",
-                    f"{news['mean_cost']:.3f} / {config.limit_rate:g}", f"{news['cost_cvar95']:.3f}",
-                    f"{news['multiplier']:.3f}",
-                ]  # fmt: skip
-            table.add_row(name, *cells)
+        for title in ("run", "steps", "return", "cost / limit", "CVaR", "λ", "state"):
+            table.add_column(title, justify="left" if title in ("run", "state") else "right")
+        names = list(self._configs)
+        if len(names) > room:
+            urgent = (_RUNNING, _WAITING, _DONE)  # a state that is none of these comes before them
+            names.sort(key=lambda name: urgent.index(self._state(name)) if self._state(name) in urgent else -1)
+        shown = names if len(names) <= room else names[: max(room - 1, 1)]
+        for name in shown:
+            table.add_row(name, *self._cells(name), self._state(name))
+        if left := Counter(map(self._state, names[len(shown) :])):
+            table.add_row("… and " + ", ".join(f"{count} {state}" for state, count in left.items()))
         return table
+
+    def _cells(self, name: str) -> list[str]:
+        news = self._facts.get(name)
+        if news is None:
+            return [""] * 5
+        return [
+            f"{news['step']:,}", f"{news['episode_return']:.2f}",
+            f"{news['mean_cost']:.3f} / {self._configs[name].limit_rate:g}", f"{news['cost_cvar95']:.3f}",
+            f"{news['multiplier']:.3f}",
+        ]  # fmt: skip
 
 
 def silent() -> Watch:

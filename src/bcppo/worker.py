@@ -24,7 +24,7 @@ import gymnasium
 import numpy as np
 
 from bcppo.config import OWN_TASK, RunConfig
-from bcppo.errors import BcppoError, ConfigError, Diverged
+from bcppo.errors import ConfigError, Diverged, in_words
 from bcppo.lockstep import Slot, Stepper, keep_step
 from bcppo.policy import sampler
 from bcppo.rollout import Collector, MakeEnv
@@ -200,8 +200,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, memory_file: int) -> None:
     host = _Host(memory_file)
 
     def fail(number: int, error: Exception) -> None:
-        sentence = f"{error}" if isinstance(error, BcppoError) else f"{type(error).__name__}: {error}"
-        reply = {"error": sentence, "diverged": isinstance(error, Diverged), "environment": number}
+        reply = {"error": in_words(error), "diverged": isinstance(error, Diverged), "environment": number}
         write_message(replies, reply, {})
 
     while True:

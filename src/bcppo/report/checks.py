@@ -8,7 +8,7 @@ import polars as pl
 
 from bcppo.config import EVAL_FIRST_SEED
 from bcppo.report.entries import Problem
-from bcppo.report.schema import EVALUATIONS, MEASURED
+from bcppo.report.schema import EVALUATIONS, IN_TURN, MEASURED
 
 
 def check_values(runs: pl.DataFrame, evaluations: pl.DataFrame, progress: pl.DataFrame) -> list[Problem]:
@@ -99,7 +99,7 @@ def mixed_provenance(runs: pl.DataFrame) -> list[Problem]:
     """Mixed revisions or stacks are no fault, but are said."""
     problems = []
     for column, words in (("revision", "code revisions"), ("versions", "sets of library versions")):
-        kinds = runs[column].unique().len()
+        kinds = runs[column].str.split(IN_TURN).explode().n_unique()
         if kinds > 1:
             problems.append(Problem("", "mixed", f"The runs come from {kinds} {words}; see Provenance."))
     return problems

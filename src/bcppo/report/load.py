@@ -23,7 +23,7 @@ from bcppo.report.entries import Entry, Problem, Settings, read_entries, setting
 from bcppo.report.found import find_entries
 from bcppo.report.long_rows import EMPTY, check_long, check_policy, damaged
 from bcppo.report.names import aside
-from bcppo.report.schema import EVALUATIONS, LONG_EPISODES, PROGRESS, RUNS
+from bcppo.report.schema import EVALUATIONS, IN_TURN, LONG_EPISODES, PROGRESS, RUNS
 
 PROGRESS_NEEDED = ("update", "step")
 Query = tuple[str, pl.LazyFrame]
@@ -199,10 +199,17 @@ def run_row(entry: Entry, settings: Settings | None, provenance: dict[str, Any],
         **(vars(settings) if settings else dict.fromkeys(vars(Settings)["__dataclass_fields__"])),
         "usable": state == FINISHED,
         "state": state,
-        **{name: str(provenance.get(name, "")) for name in ("revision", "python", "device", "processor")},
+        **{name: _in_turn(provenance, name) for name in ("revision", "python", "device", "processor")},
         "versions": json.dumps(versions if isinstance(versions, dict) else {}, sort_keys=True),
         "config": json.dumps(entry.config, sort_keys=True),
     }
+
+
+def _in_turn(provenance: dict[str, Any], name: str) -> str:
+    """What a run was made with, and what it went on with where that was something else."""
+    later = provenance.get("resumed")
+    parts = [provenance, *(part for part in (later if isinstance(later, list) else []) if isinstance(part, dict))]
+    return IN_TURN.join(dict.fromkeys(str(part[name]) for part in parts if name in part))
 
 
 def _failures(path: Path) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
+IN_TURN = ", then "
+"""Between what a run was begun with and what it went on with, where that was another revision or device."""
+
 EVALUATIONS = {
     "step": pl.Int64, "final": pl.Boolean, "stochastic": pl.Boolean, "episode_seed": pl.Int64,
     "episode_return": pl.Float64, "cost_rate": pl.Float64, "native_cost": pl.Float64, "boundary_hits": pl.Float64,

@@ -247,9 +247,7 @@ def _comparisons(name: str, caption: str, compared: pl.DataFrame, records: Study
     return [Table(name, caption, header, tuple(lines))] if lines else []
 
 
-def _effects(
-    name: str, variants: list[tuple[str, str]], effects: pl.DataFrame, records: StudyRecords
-) -> list[Table]:
+def _effects(name: str, variants: list[tuple[str, str]], effects: pl.DataFrame, records: StudyRecords) -> list[Table]:
     """Rows of `compare_variants`, in the order of the variants' own table; no table where there are none."""
     lines: list[tuple[str | Value, ...]] = []
     for task in in_order(effects["task"], TASKS):
