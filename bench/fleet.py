@@ -25,8 +25,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
-from time import perf_counter, process_time, sleep
+from time import perf_counter, process_time, sleep, time
 from typing import Any
 
 from simulators import STATE
@@ -117,7 +118,8 @@ def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> tu
 class GpuMeter:
     """The GPU's utilisation, by a process of its own twice a second: asked from here, the learner would wait for it."""
 
-    QUERY = ("nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500")
+    ASKED = "--query-gpu=timestamp,utilization.gpu"
+    QUERY = ("nvidia-smi", "-i", "0", ASKED, "--format=csv,noheader,nounits", "-lms", "500")
     NAME = "nvidia-smi"
 
     def __init__(self) -> None:
@@ -125,13 +127,17 @@ class GpuMeter:
         with contextlib.suppress(OSError):
             self._tool = subprocess.Popen(self.QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
-    def end(self) -> list[float]:
-        """What it said, in percent."""
+    def end(self) -> list[tuple[float, float]]:
+        """What it said: moments, as perf_counter has them, and percent; a line that was cut off is left out."""
         if self._tool is None:
             return []
         self._tool.terminate()
-        said = self._tool.communicate()[0].split()
-        return [float(value) for value in said if value.replace(".", "", 1).isdigit()]
+        found, since = [], time() - perf_counter()
+        for line in self._tool.communicate()[0].splitlines():
+            with contextlib.suppress(ValueError):
+                moment, percent = line.split(",")
+                found.append((datetime.strptime(moment, "%Y/%m/%d %H:%M:%S.%f").timestamp() - since, float(percent)))
+        return found
 
 
 class CoreMeter(threading.Thread):
@@ -272,7 +278,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
                 watch=clock,
             )
         cores.over = True
-        used = [value for value in meter.end() if value > 0] if meter else []
+        used = meter.end() if meter else []
         policies = [str(one / "policy.safetensors") for one in folders]
         visited, raw_busy = raw_rate(task, options.workers, options.raw_seconds, policies)
         after, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
@@ -285,10 +291,11 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         sys.exit("Some runs were over before others had begun: ask for more --updates.")
     counted = sum(_steps_at(marks, end) - _steps_at(marks, begin) for marks in clock.marks.values())
     rate = counted / max(end - begin, 1e-9)
+    within = [percent for moment, percent in used if begin <= moment <= end]
     return {
         "method": method, "task": task, "runs": count, "rate": rate, "seconds_per_million": 1e6 * count / rate,
         "raw_random": [before, after], "raw_visited": visited, "raw_loop": loop,
-        "gpu_utilisation": statistics.mean(used) if used else float("nan"),
+        "gpu_utilisation": statistics.mean(within) if within else float("nan"),
         "gpu_megabytes": torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0,
         "resident_megabytes": clock.megabytes, "cores_busy": cores.busy(begin, end),
         "raw_cores_busy": raw_busy, "workers": options.workers, "measured_seconds": end - begin,
