@@ -180,6 +180,21 @@ def test_it_is_on_record_what_a_run_went_on_with(tmp_path: Path) -> None:
     assert set(went_on) == {"step", "fleet"}, "nothing else had changed"
 
 
+def test_a_run_that_goes_on_with_other_code_says_so_and_from_where(tmp_path: Path, monkeypatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.create(*small("bcppo", 0), "cpu")
+    begun = read_json(folder / "provenance.json")
+    monkeypatch.setattr("bcppo.records.revision", lambda: "another")
+    resume(folder.path)
+    assert read_json(folder / "provenance.json") == begun | {"resumed": [{"step": 0, "revision": "another"}]}
+    folder.went_on(512, "cpu")  # with the same once more: nothing new
+    folder.went_on(512, "cuda")
+    monkeypatch.undo()
+    folder.went_on(640, "cuda")
+    back = [{"step": 512, "device": "cuda"}, {"step": 640, "revision": begun["revision"]}]
+    assert read_json(folder / "provenance.json")["resumed"][1:] == back
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_runs_of_one_protocol_can_be_kept_apart_from_others(
     apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,9 +202,9 @@ def test_runs_of_one_protocol_can_be_kept_apart_from_others(
     stacks: list[list[tuple[float, int]]] = []
     restore = Trainer.restore
 
-    def noting(self: Trainer, stored: list) -> bool:
+    def noting(self: Trainer, stored: list) -> None:
         stacks.append(sorted((run.config.beta, run.config.seed) for run in self.runs))
-        return restore(self, stored)
+        restore(self, stored)
 
     monkeypatch.setattr(Trainer, "restore", noting)
     runs = [small("bcppo", seed, beta=beta, steps=128) for beta in (0.1, 0.2) for seed in (0, 1)]

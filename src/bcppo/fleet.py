@@ -326,10 +326,9 @@ class _Fleet:
     def launch(self, runs: Sequence[Run]) -> None:
         try:
             trainer = Trainer(runs, self._watch, writes_aside=True)
-            gone_on = trainer.restore([self._stored.pop(id(run)) for run in runs])
+            trainer.restore([self._stored.pop(id(run)) for run in runs])
             for run in runs:
-                if gone_on:
-                    run.folder.went_on(run.step, str(trainer.device), self._note)
+                run.folder.went_on(run.step, str(trainer.device), self._note)
                 run.folder.set_status(RUNNING)
         except BadFolder as error:
             self._refuse([runs[error.run]], error)

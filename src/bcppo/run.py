@@ -336,7 +336,8 @@ def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
             ends.enter_context(run.folder.locked())
         stored = None if fresh else [run.stored(watch.warn) for run in runs]
         trainer = Trainer(runs, watch)
-        if stored and trainer.restore(stored):
+        if stored:
+            trainer.restore(stored)
             for run in runs:
                 run.folder.went_on(run.step, str(trainer.device))
         for run in runs:

@@ -165,8 +165,8 @@ class Trainer:
             tensors[f"actions{number}"] = collector.state()[1]
         return tensors
 
-    def restore(self, stored: Sequence[Stored | None]) -> bool:
-        """Back to where the runs' checkpoints were written; False where there is none yet."""
+    def restore(self, stored: Sequence[Stored | None]) -> None:
+        """Back to where the runs' checkpoints were written, where there are any yet."""
         for index, (run, own) in enumerate(zip(self.runs, stored, strict=True)):
             if own is not None:
                 run.restore(own)
@@ -182,7 +182,6 @@ class Trainer:
             raise FolderError("Runs of one stack can only go on together from checkpoints of one step.")
         for run in self.runs:
             run.folder.tidy()
-        return self.runs[0].step > 0
 
 
 def _write(run: Run, rows: dict[str, dict[str, list]], state: dict[str, np.ndarray], notes: dict[str, str]) -> None:

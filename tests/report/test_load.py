@@ -428,6 +428,23 @@ def test_run_folders_of_the_synthetic_studies_are_like_real_ones(small):
     assert folder.status()["state"] == "finished"
 
 
+# --- where runs come from ---
+
+
+def test_a_run_that_went_on_with_other_code_has_both_revisions(study):
+    def resumed(values: dict) -> None:
+        values["resumed"] = [{"step": 64, "revision": "b"}, {"step": 128, "device": "cuda"}, "no part"]
+
+    before = load_study(study)
+    assert not before.problems
+    first = before.runs["revision"][0]
+    edit_json(study / "runs" / RUN / "provenance.json", resumed)
+    after = load_study(study)
+    (row,) = after.runs.filter(pl.col("id") == RUN).iter_rows(named=True)
+    assert (row["revision"], row["device"]) == (f"{first}, then b", "cpu, then cuda")
+    assert [problem.sentence for problem in after.problems] == ["The runs come from 2 code revisions; see Provenance."]
+
+
 # --- in a terminal ---
 
 
