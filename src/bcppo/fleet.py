@@ -222,7 +222,7 @@ def _refuse_other_rounding(folder: RunFolder, device: str, fleet: dict[str, Any]
         if (words in begun) != fleet[name]:
             how = f"without {words}" if fleet[name] else f"with {words}"
             raise FolderError(f"The run in {folder.path} was begun {how} and can only go on so.")
-    where = torch.device(read_json(folder / "provenance.json")["device"]).type
+    where = str(read_json(folder / "provenance.json").get("device", device)).partition(":")[0]
     if where != device:
         raise FolderError(f"The run in {folder.path} was begun on the device '{where}' and can only go on there.")
 
