@@ -41,13 +41,14 @@ def test_it_measures_what_the_restored_learner_predicts(which, request):
     import torch
 
     from bcppo.algorithms import CONFIGS
-    from bcppo.run import Run, Trainer
+    from bcppo.run import Run
+    from bcppo.training import Trainer, load_learner
     from bcppo.watch import silent
 
     folder = RunFolder(run)
     _, config = folder.load_config(CONFIGS)
     trainer = Trainer([Run("bcppo", config, folder, None)], silent())
-    trainer._load(0, read_tensors(run / "checkpoint.safetensors")[0])
+    load_learner(trainer.learner, 0, read_tensors(run / "checkpoint.safetensors")[0])
     rng = np.random.default_rng(0)
     observations, actions = rng.normal(size=(5000, 2)), rng.normal(0, 2, (5000, 1))
     executed = np.clip(actions, -1, 1)  # what the critics saw
