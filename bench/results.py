@@ -32,11 +32,13 @@ def printed(cell: dict[str, Any], metric: str) -> tuple[float, float] | None:
 
 
 def paper_row(cell: dict[str, Any]) -> list[str] | None:
-    pairs = [printed(cell, metric) for metric in METRICS]
-    if None in pairs:
-        return None
     task, known = cell["task"], (cell["paper"], cell["method"]) == (MAIN, "bcppo")
-    cells = [f"{pair[0]:.{digits(task, m)}f} ± {pair[1]:.{digits(task, m)}f}" for m, pair in zip(METRICS, pairs)]  # type: ignore[index]
+    cells = []
+    for metric in METRICS:
+        pair = printed(cell, metric)
+        if pair is None:
+            return None
+        cells.append(" ± ".join(f"{value:.{digits(task, metric)}f}" for value in pair))
     return [*cells, "", f"{100 * POSITIVE_SHARE[task]:.1f} %" if known else "", ""]
 
 

@@ -42,11 +42,14 @@ RECENT = 100
 class Stored:
     """What a run goes on from."""
 
-    step: int
     tensors: dict[str, np.ndarray]
     notes: dict[str, str]
     state: dict[str, Any]
     rows: dict[str, dict[str, list]]
+
+    @property
+    def step(self) -> int:
+        return self.state["step"]
 
 
 class Run:
@@ -220,7 +223,7 @@ class Run:
             if _row_counts(rows)[name] != count:
                 path, lines = self.folder / f"{name}.parquet", _row_counts(rows)[name]
                 raise FolderError(f"{path} does not fit the checkpoint: it has {lines} of the {count} rows so far.")
-        return Stored(state["step"], tensors, notes, state, rows)
+        return Stored(tensors, notes, state, rows)
 
     def restore(self, stored: Stored) -> None:
         """Back to where a checkpoint was written."""

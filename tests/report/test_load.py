@@ -439,6 +439,7 @@ def test_a_run_that_went_on_with_other_code_has_both_revisions(study):
     assert not before.problems
     first = before.runs["revision"][0]
     edit_json(study / "runs" / RUN / "provenance.json", resumed)
+    edit_json(study / "runs" / "goal1-bcppo-seed0" / "provenance.json", lambda values: values.update(revision="b"))
     after = load_study(study)
     (row,) = after.runs.filter(pl.col("id") == RUN).iter_rows(named=True)
     assert (row["revision"], row["device"]) == (f"{first}, then b", "cpu, then cuda")
