@@ -202,11 +202,11 @@ def _name(pid: int) -> str:
 def timed_turns() -> Iterator[list[tuple[float, float, float]]]:
     """Of each turn that fleets give meanwhile: when it was over, seconds until the worker began with what it was asked,
     and until its answer was heard."""
-    from bcppo import fleet
+    from bcppo import stacked
 
     found: list[tuple[float, float, float]] = []
 
-    class Timed(fleet.Turns):
+    class Timed(stacked.Turns):
         def __init__(self, at_once: int) -> None:
             self.asked: dict[Any, float] = {}
             super().__init__(at_once)
@@ -223,18 +223,19 @@ def timed_turns() -> Iterator[list[tuple[float, float, float]]]:
             super()._go_on()
             self.asked.update(dict.fromkeys(set(self._at_work) - at_work, now))
 
-    plain, fleet.Turns = fleet.Turns, Timed  # type: ignore[misc]
+    plain, stacked.Turns = stacked.Turns, Timed  # type: ignore[misc]
     try:
         yield found
     finally:
-        fleet.Turns = plain  # type: ignore[misc]
+        stacked.Turns = plain  # type: ignore[misc]
 
 
 def measure(method: str, task: str, count: int, updates: int, options: argparse.Namespace) -> dict:
     import torch
 
-    from bcppo.fleet import SPARE_TURNS, train_fleet
+    from bcppo.fleet import train_fleet
     from bcppo.run import make_config
+    from bcppo.stacked import SPARE_TURNS
     from bcppo.watch import FleetWatch
 
     class Clock(FleetWatch):
@@ -370,11 +371,11 @@ def main() -> None:
         raw_child(task, float(seconds), policy)
         return
     if options.spare_turns is not None:
-        from bcppo import fleet
+        from bcppo import stacked
 
         if not 0 <= options.spare_turns <= options.workers - len(os.sched_getaffinity(0)):
             sys.exit("Turns beyond one a core need as many --workers more than there are cores.")
-        fleet.SPARE_TURNS = options.spare_turns
+        stacked.SPARE_TURNS = options.spare_turns
     rows: list[dict] = [row for path in options.from_json or [] for row in json.loads(path.read_text())]
     if not rows:
         rows = benchmark(options)

@@ -87,7 +87,7 @@ def test_the_settings_of_a_sweep_share_a_stack(tmp_path: Path, monkeypatch: pyte
     ]
     sizes = []
     counted = lambda runs, *rest, **how: sizes.append(len(runs)) or Trainer(runs, *rest, **how)  # noqa: E731
-    monkeypatch.setattr("bcppo.fleet.Trainer", counted)
+    monkeypatch.setattr("bcppo.stacked.Trainer", counted)
 
     folders = train_fleet(sweep, out=tmp_path / "fleet", workers=1, stacked=True)
     assert sizes == [2, 1, 1]  # one stack in parts that take turns
@@ -327,7 +327,7 @@ def test_an_interrupted_fleet_ends_when_what_it_had_begun_to_write_is_written(
         wait(*waiting)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", slow)
-    monkeypatch.setattr("bcppo.fleet.wait", interrupted)
+    monkeypatch.setattr("bcppo.stacked.wait", interrupted)
     with pytest.raises(KeyboardInterrupt) as _held:  # and its frames, so that nothing is closed by being forgotten
         train_fleet([small("bcppo", 0)], out=tmp_path, workers=1, stacked=True)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoints")]
@@ -358,7 +358,7 @@ def test_stacks_that_are_few_are_divided_so_that_some_simulate_while_another_lea
 ) -> None:
     sizes = []
     counted = lambda runs, *rest, **how: sizes.append(len(runs)) or Trainer(runs, *rest, **how)  # noqa: E731
-    monkeypatch.setattr("bcppo.fleet.Trainer", counted)
+    monkeypatch.setattr("bcppo.stacked.Trainer", counted)
     runs = [*(small("ppopid", seed, steps=64) for seed in range(4)), small("ppolag", 0, steps=64)]
     train_fleet(runs, out=tmp_path, workers=1, stacked=True)
     assert sizes == [2, 1, 1, 1]
