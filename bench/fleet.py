@@ -93,15 +93,15 @@ def visits(env, policy: str, steps: int = 2000) -> list[tuple]:
     return moments
 
 
-def raw_rate(task: str, workers: int, seconds: float, policies: list[str]) -> tuple[float, float]:
+def raw_rate(task: str, options: argparse.Namespace, policies: list[str]) -> tuple[float, float]:
     """(Steps a second of all workers together, each at the states of one of these policies; how busy the cores were)"""
+    command = [options.worker_python or sys.executable, __file__, "--raw-child", task, str(options.raw_seconds)]
     children = [
         subprocess.Popen(
-            [sys.executable, __file__, "--raw-child", task, str(seconds), policies[index % len(policies)]],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [*command, policies[index % len(policies)]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for index in range(workers)
-    ]  # fmt: skip
+        for index in range(options.workers)
+    ]
     if any(child.stdout.readline() != "ready\n" for child in children):  # type: ignore[union-attr]
         sys.exit(f"The raw physics of {task} could not be measured: a process of it ended too early.")
     for child in children:
@@ -234,6 +234,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
     import torch
 
     from bcppo.fleet import train_fleet
+    from bcppo.records import revision
     from bcppo.run import make_config
     from bcppo.stacked import SPARE_TURNS
     from bcppo.watch import FleetWatch
@@ -266,7 +267,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
-        before, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
+        before, _ = raw_rate(task, options, ["-"])
         meter = GpuMeter() if cuda else None
         cores.start()
         with timed_turns() as turns:
@@ -281,9 +282,9 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         cores.over = True
         used = meter.end() if meter else []
         policies = [str(one / "policy.safetensors") for one in folders]
-        visited, raw_busy = raw_rate(task, options.workers, options.raw_seconds, policies)
-        after, _ = raw_rate(task, options.workers, options.raw_seconds, ["-"])
-        loop, _ = raw_rate(task, options.workers, options.raw_seconds, ["loop"])
+        visited, raw_busy = raw_rate(task, options, policies)
+        after, _ = raw_rate(task, options, ["-"])
+        loop, _ = raw_rate(task, options, ["loop"])
     # From the moment every run has been through its first updates until the first run is through with its last.
     skip = 1 if updates > 2 else 0
     begin = max(marks[skip][0] for marks in clock.marks.values())
@@ -302,7 +303,7 @@ def measure(method: str, task: str, count: int, updates: int, options: argparse.
         "raw_cores_busy": raw_busy, "workers": options.workers, "measured_seconds": end - begin,
         "taken_up_ms": mean_ms(late for moment, late, _ in turns if begin <= moment <= end),
         "heard_ms": mean_ms(late for moment, _, late in turns if begin <= moment <= end),
-        "spare_turns": SPARE_TURNS if options.spare_turns is None else options.spare_turns,
+        "revision": revision(), "spare_turns": SPARE_TURNS if options.spare_turns is None else options.spare_turns,
     }  # fmt: skip
 
 

@@ -1,26 +1,40 @@
-"""A study's table beside the paper's, as docs/results.md has it: `python bench/results.py results/main`.
+"""Tables of published studies as docs/results.md has them: `python bench/results.py results/main [cells claims …]`.
 
-Any of the paper's studies: variants are beside its ablations after 500,000 steps. Each cell's mean ± sample standard
-deviation over training seeds with a 95 % bootstrap interval, CVaR@95 again from many episodes where runs have them, and
-how far the means of return and CVaR@95 lie from the paper's, in the paper's standard deviations. More than two of them
-on either are to be looked into; those cells are listed at the end.
+    cells        each cell beside the paper's: mean ± sample standard deviation over training seeds with a 95 %
+                 bootstrap interval, CVaR@95 again from 200 episodes where runs have them, and how far the means of
+                 return and CVaR@95 lie from the paper's, in its standard deviations
+    far          the cells more than two of them off
+    claims       the paper's claims, what the study says to each, and the rule of the verdict
+    disagreement BCPPO less PPO-PID by seed, with intervals
+    effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
+    seeds        return and CVaR@95 of every run
+
+`--into FILE` prints nothing and puts them between the lines of a Markdown file that ask for them:
+`<!-- bench/results.py results/main claims -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bcppo.records import write_atomically
+from bcppo.report.claims import COMPLETE, claims_of
 from bcppo.report.entries import MAIN
-from bcppo.report.load import load_study
+from bcppo.report.load import StudyRecords, load_study
 from bcppo.report.names import TASKS, label
 from bcppo.report.paper_tables import POSITIVE_SHARE, paper_value
-from bcppo.report.stats import CELL, statistics
+from bcppo.report.stats import CELL, Statistics, statistics
 
+ROOT = Path(__file__).parents[1]
 METRICS = ("return", "cost", "cvar95")
+TITLES = ("return", "cost rate (per step)", "CVaR@95 (per step)")
 FAR = 2.0
+BLOCK = re.compile(r"(<!-- bench/results\.py (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def digits(task: str, metric: str) -> int:
@@ -66,39 +80,133 @@ def minus(text: str) -> str:
     return re.sub(r"-(?=\d)", "−", text)
 
 
-def line(cells: list[str]) -> str:
-    return minus("| " + " | ".join(cells) + " |").replace("|  |", "| |").replace("|  |", "| |")
+def line(cells: Iterable[str]) -> str:
+    return re.sub(r" +\|", " |", minus("| " + " | ".join(cells) + " |"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path)
-    found = statistics(load_study(parser.parse_args().study))
-    rows = found.long.cells.iter_rows(named=True) if found.long else ()
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    header = list(header)
+    return [line(header), "|" + "---|" * len(header), *map(line, rows)]
+
+
+def whole(stats: Statistics) -> list[dict[str, Any]]:
+    return [cell for cell in stats.cells.iter_rows(named=True) if cell["seeds"] >= cell["expected"]]
+
+
+def named(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Each task's name in the first of its rows only."""
+    before = ["", *(row[0] for row in rows)]
+    return [("" if row[0] == last else row[0], *row[1:]) for row, last in zip(rows, before)]
+
+
+# --- the blocks -------------------------------------------------------------------------------------------------------
+
+
+def cells(records: StudyRecords, stats: Statistics) -> list[str]:
+    rows = stats.long.cells.iter_rows(named=True) if stats.long else ()
     long = {tuple(row[name] for name in CELL): row for row in rows}
-    print("| task | method | | return | cost rate (per step) | CVaR@95 (per step) | CVaR@95, many episodes | λ > 0 "
-          "| SDs off: return, CVaR@95 |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
-    far, last = [], ""
-    for cell in found.cells.iter_rows(named=True):
-        if cell["seeds"] < cell["expected"]:
-            continue
-        task, row = TASKS[cell["task"]], label(cell["method"], cell["variant"])
-        name, last = task if task != last else "", task
-        paper = paper_row(cell)
+    lines: list[tuple[str, ...]] = []
+    for cell in whole(stats):
+        task, row, paper = TASKS[cell["task"]], label(cell["method"], cell["variant"]), paper_row(cell)
         if paper:
-            print(line([name, row, "paper", *paper]))
-        first = ["", "", "ours"] if paper else [name, row, "ours alone"]
-        print(line([*first, *our_row(cell, long.get(tuple(cell[name] for name in CELL)))]))
-        far += [f"{row} on {task}, {m}: {value:+.1f}" for m, value in distances(cell).items() if abs(value) > FAR]
-    print("\nMore than two of the paper's standard deviations off:", minus("; ".join(far)) or "none")
-    print("\nBy seed:")
-    for (task, method, variant), own in found.runs.sort("seed").group_by(CELL, maintain_order=True):
+            lines.append((task, row, "paper", *paper))
+        ours = our_row(cell, long.get(tuple(cell[name] for name in CELL)))
+        lines.append((task, "" if paper else row, "ours" if paper else "ours alone", *ours))
+    header = ("task", "method", "", *TITLES, "CVaR@95, 200 episodes", "λ > 0", "SDs off: return, CVaR@95")
+    return table(header, named(lines))
+
+
+def far(records: StudyRecords, stats: Statistics) -> list[str]:
+    found, compared = [], 0
+    for cell in whole(stats):
+        off = {metric: value for metric, value in distances(cell).items() if abs(value) > FAR}
+        compared += bool(distances(cell))
+        name = f"{label(cell['method'], cell['variant'])} on {TASKS[cell['task']]}"
+        found += [f"- {name}: " + ", ".join(f"{metric} {value:+.1f}" for metric, value in off.items())] if off else []
+    within = f"{compared - len(found)} of {compared} cells lie within two of the paper's standard deviations"
+    lead = f"{within} in return and in CVaR@95." + (" The others:" if found else "")
+    return [lead, *([""] if found else []), *map(minus, found)]
+
+
+def claims(records: StudyRecords, stats: Statistics) -> list[str]:
+    rows = [
+        (claim.title, claim.paper, "; ".join([claim.ours, *claim.details]), f"**{claim.verdict}**",
+         claim.rule.removesuffix(COMPLETE))
+        for claim in claims_of(records, stats)
+    ]  # fmt: skip
+    return table(("claim", "paper", "ours", "verdict", "rule"), rows)
+
+
+def disagreement(records: StudyRecords, stats: Statistics) -> list[str]:
+    rows = stats.comparisons.filter(method="ppopid").iter_rows(named=True)
+    return table(("task", *TITLES), [(TASKS[row["task"]], *differences(row)) for row in rows])
+
+
+def effects(records: StudyRecords, stats: Statistics) -> list[str]:
+    rows = [
+        (TASKS[row["task"]], label(row["method"], row["variant"]), *differences(row))
+        for row in sorted(stats.effects.iter_rows(named=True), key=lambda row: list(TASKS).index(row["task"]))
+    ]
+    return table(("task", "variant", *TITLES), named(rows))
+
+
+def differences(row: dict[str, Any]) -> list[str]:
+    """Bold where the interval is off 0."""
+    found = []
+    for metric in METRICS:
+        mean, low, high = (row[f"{metric}_{part}"] for part in ("difference", "low", "high"))
+        text = [f"{value:.{digits(row['task'], metric)}f}" for value in (mean, low, high)]
+        found.append(f"{f'**{text[0]}**' if low > 0 or high < 0 else text[0]} [{text[1]}, {text[2]}]")
+    return found
+
+
+def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
+    lines = []
+    for (task, method, variant), own in stats.runs.sort("seed").group_by(CELL, maintain_order=True):
         numbers = [
             minus(", ".join(f"{value:.{digits(str(task), metric)}f}" for value in own[metric]))
             for metric in ("return", "cvar95")
         ]
-        print(f"- {TASKS[str(task)]}, {label(str(method), str(variant))}: return {numbers[0]}; CVaR@95 {numbers[1]}")
+        name = f"{TASKS[str(task)]}, {label(str(method), str(variant))}"
+        lines.append(f"- {name}: return {numbers[0]}; CVaR@95 {numbers[1]}")
+    return lines
+
+
+BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
+    block.__name__: block for block in (cells, far, claims, disagreement, effects, seeds)
+}
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def loaded(study: Path) -> tuple[StudyRecords, Statistics]:
+    records = load_study(study)
+    return records, statistics(records)
+
+
+def filled(text: str) -> str:
+    """The text with what its blocks ask for; studies are found from the repository's root."""
+    return BLOCK.sub(lambda m: m[1] + "\n".join(BLOCKS[m[3]](*loaded(ROOT / m[2]))) + "\n" + m[4], text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path, nargs="?")
+    parser.add_argument("blocks", nargs="*", help="all where not given")
+    parser.add_argument("--into", type=Path)
+    options = parser.parse_args()
+    if (options.study is None) == (options.into is None):
+        parser.error("a study, or --into FILE")
+    if unknown := set(options.blocks) - set(BLOCKS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(BLOCKS)}")
+    if options.into:
+        text = filled(options.into.read_text(encoding="utf-8"))
+        write_atomically(options.into, lambda path: path.write_text(text, encoding="utf-8"))
+        return
+    for name in options.blocks or BLOCKS:
+        print("\n".join(BLOCKS[name](*loaded(options.study))) + "\n")
 
 
 if __name__ == "__main__":

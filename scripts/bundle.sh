@@ -58,8 +58,8 @@ sed "s/@REVISION@/$revision/" >"$folder/run" <<'RUN'
 # Python with everything in this folder: ./run -m bcppo fleet --tasks goal1 --device cuda --out runs
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if [ ! -e "$here/.unpacked" ]; then
-  "${PYTHON:-python3}" -c "import tarfile, sys; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter=\"data\")" "$here/packages.tar.xz" "$here"
-  touch "$here/.unpacked"
+  "${PYTHON:-python3}" -c "import tarfile, sys; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter=\"data\")" "$here/packages.tar.xz" "$here" &&
+    touch "$here/.unpacked" || { echo "$here/packages.tar.xz could not be unpacked." >&2; exit 1; }
 fi
 export PYTHONPATH="$here/packages${PYTHONPATH:+:$PYTHONPATH}"
 export BCPPO_REVISION=${BCPPO_REVISION:-@REVISION@}

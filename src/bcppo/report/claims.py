@@ -180,25 +180,25 @@ def _agrees(row: dict, metric: str) -> bool:
     return abs(row[metric] - printed[0]) <= 2 * error + rounding
 
 
-_COMPLETE = "All cells complete and in the paper's settings; otherwise it cannot be said yet."
+COMPLETE = "All cells complete and in the paper's settings; otherwise it cannot be said yet."
 _MAIN_CLAIMS = (
     ("BCPPO's mean reward–CVaR pair is non-dominated in every task", "non-dominated in 5 of 5 tasks",
-     f"Reproduced: 5 of 5. Partly: 1 to 4. {_COMPLETE}", _non_dominated),
+     f"Reproduced: 5 of 5. Partly: 1 to 4. {COMPLETE}", _non_dominated),
     ("BCPPO dominates 13 of 30 comparator–task means", "13 of 30: 6 on Push1, 4 on Button1, 2 on Goal1, 1 on Ant",
-     f"Reproduced: 11 to 15 of 30. Partly: 7 or more. {_COMPLETE}", _dominance),
+     f"Reproduced: 11 to 15 of 30. Partly: 7 or more. {COMPLETE}", _dominance),
     ("A mean budget can be met while the tail exceeds it", "18 of 175 runs",
-     f"Runs with Cost ≤ limit < CVaR@95. Reproduced: 9 to 36 runs. Partly: any. {_COMPLETE}", _tail_gap),
+     f"Runs with Cost ≤ limit < CVaR@95. Reproduced: 9 to 36 runs. Partly: any. {COMPLETE}", _tail_gap),
     ("Intervals favour BCPPO on both axes against three comparators only", "Push1–FOCOPS, Push1–WCSAC, Ant–WCSAC",
      f"Paired 95 % bootstrap intervals of Return and CVaR@95. Reproduced: the same three pairs. Partly: one or more of "
-     f"them. {_COMPLETE}", _both_axes),
+     f"them. {COMPLETE}", _both_axes),
     ("BCPPO's navigation CVaR is below PPOLag's, CPO's and FOCOPS's", "lower in 9 of 9 comparisons",
-     f"Means of CVaR@95. Reproduced: 9 of 9. Partly: 1 to 8. {_COMPLETE}", _navigation_tail),
+     f"Means of CVaR@95. Reproduced: 9 of 9. Partly: 1 to 8. {COMPLETE}", _navigation_tail),
     ("The multiplier is positive in few updates", "14.2 % of updates",
      f"The mean over tasks and each task's share within 5 percentage points: reproduced if all six are, partly if any "
-     f"is. {_COMPLETE}", _multiplier),
+     f"is. {COMPLETE}", _multiplier),
     ("The cells of the main table", "105 printed means",
      f"A cell agrees if the means differ by at most two standard errors of their difference. Reproduced: 90 % agree. "
-     f"Partly: half. {_COMPLETE}", _same_cells),
+     f"Partly: half. {COMPLETE}", _same_cells),
 )  # fmt: skip
 
 
@@ -271,19 +271,19 @@ def _single_critic(cells: Means, stats: Statistics) -> Answer:
 
 _ABLATION_CLAIMS = (
     ("The spread penalty trades reward against CVaR", "without it: Button1 both lower, Push1 both higher, Hopper worse",
-     f"Signs of six differences of means. Reproduced: all; partly: any. {_COMPLETE}", _no_penalty),
+     f"Signs of six differences of means. Reproduced: all; partly: any. {COMPLETE}", _no_penalty),
     ("Disagreement as a reward bonus raises navigation CVaR", "higher on Button1 and Push1",
-     f"Signs of two differences. Reproduced: both; partly: one. {_COMPLETE}", _bonus),
+     f"Signs of two differences. Reproduced: both; partly: one. {COMPLETE}", _bonus),
     ("Without anti-windup CVaR is higher", "higher in 3 of 3 tasks",
-     f"Signs of three differences. Reproduced: all; partly: any. {_COMPLETE}", _windup),
+     f"Signs of three differences. Reproduced: all; partly: any. {COMPLETE}", _windup),
     ("Branch normalisation is scale control", "without it Button1 improves, Push1's CVaR rises, Hopper degrades",
-     f"Signs of five differences. Reproduced: all; partly: any. {_COMPLETE}", _normalization),
+     f"Signs of five differences. Reproduced: all; partly: any. {COMPLETE}", _normalization),
     ("The raw penalty acts at another scale", "lower Cost and CVaR on Button1 and Push1",
-     f"Signs of four differences. Reproduced: all; partly: any. {_COMPLETE}", _raw),
+     f"Signs of four differences. Reproduced: all; partly: any. {COMPLETE}", _raw),
     ("β = 0.10 and κ = 0.30 have the lowest mean CVaR on Push1", "0.190 and 0.194",
-     f"The two lowest means of the sweep. Reproduced: the same two; partly: one of them. {_COMPLETE}", _lowest_tail),
+     f"The two lowest means of the sweep. Reproduced: the same two; partly: one of them. {COMPLETE}", _lowest_tail),
     ("With one critic the CVaR varies most on Push1", "standard deviation 1.602 at M = 1",
-     f"The largest standard deviation of the sweep is at M = 1. {_COMPLETE}", _single_critic),
+     f"The largest standard deviation of the sweep is at M = 1. {COMPLETE}", _single_critic),
 )  # fmt: skip
 _VARIANTS = {
     claim[0]: variants
