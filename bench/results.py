@@ -7,6 +7,8 @@
     claims       the paper's claims, what the study says to each, and the rule of the verdict
     disagreement BCPPO less PPO-PID by seed, with intervals
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
+    sweep        sensitivity's settings in the order of β_eff, the one number that β, κ and α amount to, and the rank
+                 correlation of our means with the paper's
     seeds        return and CVaR@95 of every run
 
 `--into FILE` prints nothing and puts them between the lines of a Markdown file that ask for them:
@@ -22,6 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import kruskal, spearmanr
+
+from bcppo.math.bachelier import effective_beta
 from bcppo.records import write_atomically
 from bcppo.report.claims import COMPLETE, claims_of
 from bcppo.report.entries import MAIN
@@ -29,6 +34,7 @@ from bcppo.report.load import StudyRecords, load_study
 from bcppo.report.names import TASKS, label
 from bcppo.report.paper_tables import POSITIVE_SHARE, paper_value
 from bcppo.report.stats import CELL, Statistics, statistics
+from bcppo.run import make_config
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("return", "cost", "cvar95")
@@ -150,6 +156,33 @@ def effects(records: StudyRecords, stats: Statistics) -> list[str]:
     return table(("task", "variant", *TITLES), named(rows))
 
 
+def sweep(records: StudyRecords, stats: Statistics) -> list[str]:
+    found = sorted(((_effective_beta(cell["variant"]), cell) for cell in whole(stats)), key=lambda row: row[0])
+    pairs = {metric: [(cell[metric], printed(cell, metric)[0]) for _, cell in found] for metric in METRICS}
+    shown = [(beta, cell["variant"] or "as it is") for beta, cell in found]
+    rows = [
+        (f"{beta:.6f}", name, f"{tail[0]:.3f}", f"{tail[1]:.3f}", f"{gain[0]:.2f}", f"{gain[1]:.2f}")
+        for (beta, name), tail, gain in zip(shown, pairs["cvar95"], pairs["return"])
+    ]
+    ranks = {name: spearmanr(*zip(*own)) for name, own in zip(("return", "cost", "CVaR@95"), pairs.values())}
+    said = [f"{name} {rank.statistic:.2f} (p = {rank.pvalue:.2f})" for name, rank in ranks.items()]
+    by_setting = stats.runs.group_by("variant", maintain_order=True)
+    chance = kruskal(*(own["cvar95"].to_list() for _, own in by_setting)).pvalue
+    return [
+        *table(("β_eff", "setting", "CVaR@95 (per step), ours", "paper", "return, ours", "paper"), rows),
+        "",
+        minus(f"Rank correlation of our means with the paper's over the {len(rows)} settings: {', '.join(said)}."),
+        f"Kruskal–Wallis over the CVaR@95 of our settings: p = {chance:.2f}.",
+    ]
+
+
+def _effective_beta(variant: str) -> float:
+    config = make_config("bcppo", "push1")
+    given = {name: getattr(config, name) for name in ("alpha", "beta", "kappa")}
+    name, _, value = variant.partition("=")
+    return effective_beta(**given | ({name: float(value)} if name in given else {}))
+
+
 def differences(row: dict[str, Any]) -> list[str]:
     """Bold where the interval is off 0."""
     found = []
@@ -173,7 +206,7 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
-    block.__name__: block for block in (cells, far, claims, disagreement, effects, seeds)
+    block.__name__: block for block in (cells, far, claims, disagreement, effects, sweep, seeds)
 }
 
 
@@ -205,8 +238,10 @@ def main() -> None:
         text = filled(options.into.read_text(encoding="utf-8"))
         write_atomically(options.into, lambda path: path.write_text(text, encoding="utf-8"))
         return
-    for name in options.blocks or BLOCKS:
-        print("\n".join(BLOCKS[name](*loaded(options.study))) + "\n")
+    records, stats = loaded(options.study)
+    every = [name for name in BLOCKS if name != "sweep" or records.name == "sensitivity"]
+    for name in options.blocks or every:
+        print("\n".join(BLOCKS[name](records, stats)) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ import pytest
 from bcppo.kept import check_kept, read_manifest, read_networks
 from bcppo.report.load import load_study
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "bench"))
+
+from results import BLOCK, filled  # noqa: E402
+
+RESULTS = ROOT / "results"
 MEGABYTE = 10**6
 
 
@@ -37,9 +43,16 @@ def test_networks_and_records_are_small_enough_to_publish() -> None:
     assert size(RESULTS / "main") < 25 * MEGABYTE
 
 
-@pytest.mark.parametrize("name", ["main", "calibration-comparators", "controls"])
+@pytest.mark.parametrize("name", ["main", "components", "scale", "sensitivity", "calibration-comparators", "controls"])
 def test_packed_studies_can_be_read(name: str) -> None:
     records = load_study(RESULTS / name)
     assert records.runs["usable"].any()
     per_run = records.episodes.group_by("run").len()
     assert set(per_run["len"]) == {20}
+
+
+def test_tables_in_the_documents_are_what_the_data_give() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    asked = BLOCK.findall(text)
+    assert {study for _, study, _, _ in asked} >= {f"results/{name}" for name in ("main", "components", "sensitivity")}
+    assert filled(text) == text, "python bench/results.py --into docs/results.md"
