@@ -4,6 +4,7 @@
                  bootstrap interval, CVaR@95 again from 200 episodes where runs have them, and how far the means of
                  return and CVaR@95 lie from the paper's, in its standard deviations
     far          the cells more than two of them off
+    tails        runs whose mean cost keeps the limit and whose CVaR@95 does not, by 20 episodes and by 200
     claims       the paper's claims, what the study says to each, and the rule of the verdict
     disagreement BCPPO less PPO-PID by seed, with intervals
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
@@ -33,7 +34,7 @@ from bcppo.report.entries import MAIN
 from bcppo.report.load import StudyRecords, load_study
 from bcppo.report.names import TASKS, label
 from bcppo.report.paper_tables import POSITIVE_SHARE, paper_value
-from bcppo.report.stats import CELL, Statistics, statistics
+from bcppo.report.stats import CELL, Statistics, meets_mean_not_tail, statistics
 from bcppo.run import make_config
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,17 @@ def far(records: StudyRecords, stats: Statistics) -> list[str]:
     return [lead, *([""] if found else []), *map(minus, found)]
 
 
+def tails(records: StudyRecords, stats: Statistics) -> list[str]:
+    short = meets_mean_not_tail(stats.runs).height
+    said = [f"{short} of {stats.runs.height} runs keep the limit on average and not in CVaR@95"]
+    if stats.long:
+        own = stats.long.runs
+        few, many = (meets_mean_not_tail(own, prefix).height for prefix in ("", "many_"))
+        through = f"{own.height} that were taken through {stats.long.episodes} episodes"
+        said.append(f"of the {through} {many} do by those, {few} by their 20")
+    return ["; ".join(said) + "."]
+
+
 def claims(records: StudyRecords, stats: Statistics) -> list[str]:
     rows = [
         (claim.title, claim.paper, "; ".join([claim.ours, *claim.details]), f"**{claim.verdict}**",
@@ -206,7 +218,7 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
-    block.__name__: block for block in (cells, far, claims, disagreement, effects, sweep, seeds)
+    block.__name__: block for block in (cells, far, tails, claims, disagreement, effects, sweep, seeds)
 }
 
 
