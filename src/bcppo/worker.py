@@ -27,6 +27,7 @@ from bcppo.config import OWN_TASK, RunConfig
 from bcppo.errors import ConfigError, Diverged, in_words
 from bcppo.lockstep import Slot, Stepper, keep_step
 from bcppo.policy import sampler
+from bcppo.process import keep_output
 from bcppo.rollout import Collector, MakeEnv
 
 Arrays = dict[str, np.ndarray]
@@ -224,9 +225,7 @@ if __name__ == "__main__":
         os.nice(_STANDS_BACK)
     # An interrupt from the keyboard goes to the parent too, which decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What an environment prints must not get between the messages.
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    replies = os.fdopen(keep_output(), "wb", buffering=0)
     try:
         serve(os.fdopen(os.dup(0), "rb", buffering=0), replies, int(sys.argv[1]))
     except BrokenPipeError:  # the parent is gone: nobody to tell, and nothing to complain about while ending

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bcppo.process import signal_name
 from bcppo.records import FolderBusy
 from bcppo.study.folder import StudyFolder
 from bcppo.study.outcome import Outcome, answer, attempted
@@ -83,11 +83,7 @@ def run_group(folder: str, group: Group) -> list[Outcome]:
 def _death(code: int, log: Path) -> str:
     """Why a child ended that did not say so itself."""
     if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"The run's process was killed by {name}."
+        return f"The run's process was killed by {signal_name(code)}."
     return f"The run's process ended with code {code} and no answer; {log} has what it printed."
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from bcppo.errors import BcppoError
+from bcppo.process import end_with_parent, keep_output
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,8 @@ def attempted(name: str, work: Callable[[], str | None]) -> Outcome:
 
 def answer(outcomes: Iterable[Outcome]) -> None:
     """The whole life of a child process: each outcome on the standard output as soon as it is there."""
-    # What an environment prints must not get between the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answers = os.fdopen(keep_output(), "w")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     for outcome in outcomes:
         print(json.dumps(asdict(outcome)), file=answers, flush=True)
-
-
-def _end_with_parent() -> None:
-    """A hard end is a clean one here: files are moved into place whole, and environments' processes end with this."""
-    os.read(0, 1)  # not sys.stdin: its lock, held here, would end the interpreter with a complaint
-    os._exit(1)
