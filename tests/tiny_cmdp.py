@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -83,6 +85,43 @@ def make() -> gymnasium.Env:
 def make_deadly() -> gymnasium.Env:
     """Ends its own process in its fourth step, and again whenever it is brought back to there."""
     return BrokenAfter(TinyCMDP(), 4, lambda result: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def make_mortal() -> gymnasium.Env:
+    """Ends its own process in its 200th step, as often as the file that MORTAL names has bytes."""
+
+    def die(result: list) -> None:
+        lives = Path(os.environ["MORTAL"])
+        if left := lives.read_bytes():
+            lives.write_bytes(left[1:])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return BrokenAfter(TinyCMDP(), 200, die)
+
+
+def make_talkative() -> gymnasium.Env:
+    """Says something in every step, not always to the end of a line."""
+    return BrokenAfter(TinyCMDP(), 0, lambda result: print('{"step": 1}\n[', end="", flush=True))
+
+
+def make_slow() -> gymnasium.Env:
+    """Writes its process's number to the file that SLOW names; a minute into its first step the process ends."""
+    Path(os.environ["SLOW"]).write_text(str(os.getpid()))
+
+    def sleep_and_leave(result: list) -> None:
+        time.sleep(60)
+        os._exit(1)
+
+    return BrokenAfter(TinyCMDP(), 0, sleep_and_leave)
+
+
+def make_none() -> gymnasium.Env:
+    raise RuntimeError("there is no such world")
+
+
+def make_leaving() -> gymnasium.Env:
+    """Ends its own process without a word."""
+    os._exit(7)
 
 
 def make_equal_costs() -> gymnasium.Env:
