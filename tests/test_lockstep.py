@@ -104,7 +104,7 @@ def test_steps_equal_those_collected_here_bit_for_bit(
     task: str, steps: int, crowded: bool, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over the ends of episodes: after 8 steps, by the time limit of 1,000, by falling. Spinning, and with naps."""
-    monkeypatch.setattr("bcppo.pool.crowded", lambda: crowded)
+    monkeypatch.setattr("bcppo.remote.crowded", lambda: crowded)
     pair, ended = Pair(worker, task), 0
     pair.enter()
     for number in range(steps):
