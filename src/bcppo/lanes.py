@@ -163,12 +163,12 @@ class _Telling(Watch):
 
 def main(folder: str, listener: BinaryIO) -> int:
     """`listener` is unbuffered."""
-    from bcppo.run import resume
+    from bcppo.run import go_on
 
     watch, patience = _Telling(listener), monotonic() + _PATIENCE
     while True:
         try:
-            resume(folder, watch=watch)
+            go_on(folder, {}, watch=watch)
             return 0
         except FolderBusy as error:
             if monotonic() > patience:

@@ -296,6 +296,13 @@ def _origin(make_env: MakeEnv) -> str:
 
 def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | None = None) -> RunFolder:
     """Go on with a run that was interrupted; a finished run is left as it is."""
+    return go_on(out, {"fleet": None}, make_env=make_env, watch=watch)
+
+
+def go_on(
+    out: str | Path, notes: Mapping[str, Any], *, make_env: MakeEnv | None = None, watch: Watch | None = None
+) -> RunFolder:
+    """The same; `notes` go on record with what it goes on with, where that is something else than before."""
     folder = RunFolder(out)
     method, config = folder.load_config(CONFIGS)
     refuse_kept(folder.path)
@@ -307,7 +314,7 @@ def resume(out: str | Path, *, make_env: MakeEnv | None = None, watch: Watch | N
     if begun := begun_with(folder):
         means = " and ".join(begun)
         raise FolderError(f"The run in {folder.path} was begun with {means}: its fleet can go on with it.")
-    return _drive([Run(method, config, folder, make_env)], watch or silent(), fresh=False)
+    return _drive([Run(method, config, folder, make_env)], watch or silent(), fresh=False, notes=notes)
 
 
 ROUNDINGS = {"compiled": "compiled updates", "tf32": "TF32"}
@@ -332,7 +339,7 @@ def make_config(method: str = "bcppo", task: str = "goal1", preset: str = "paper
     return dataclasses.replace(config, **settings)
 
 
-def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
+def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool, notes: Mapping[str, Any] | None = None) -> RunFolder:
     with ExitStack() as ends:
         for run in runs:
             ends.callback(run.close)
@@ -342,7 +349,7 @@ def _drive(runs: Sequence[Run], watch: Watch, *, fresh: bool) -> RunFolder:
         if stored:
             trainer.restore(stored)
             for run in runs:
-                run.folder.went_on(run.step, str(trainer.device))
+                run.folder.went_on(run.step, str(trainer.device), notes)
         for run in runs:
             run.folder.set_status(RUNNING)
         _train(trainer, watch)
