@@ -39,6 +39,7 @@ from bcppo.run import make_config
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("return", "cost", "cvar95")
+NAMES = dict(zip(METRICS, ("return", "cost", "CVaR@95")))
 TITLES = ("return", "cost rate (per step)", "CVaR@95 (per step)")
 FAR = 2.0
 BLOCK = re.compile(r"(<!-- bench/results\.py (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -129,7 +130,8 @@ def far(records: StudyRecords, stats: Statistics) -> list[str]:
         off = {metric: value for metric, value in distances(cell).items() if abs(value) > FAR}
         compared += bool(distances(cell))
         name = f"{label(cell['method'], cell['variant'])} on {TASKS[cell['task']]}"
-        found += [f"- {name}: " + ", ".join(f"{metric} {value:+.1f}" for metric, value in off.items())] if off else []
+        if off:
+            found.append(f"- {name}: " + ", ".join(f"{NAMES[metric]} {value:+.1f}" for metric, value in off.items()))
     within = f"{compared - len(found)} of {compared} cells lie within two of the paper's standard deviations"
     lead = f"{within} in return and in CVaR@95." + (" The others:" if found else "")
     return [lead, *([""] if found else []), *map(minus, found)]
@@ -176,7 +178,7 @@ def sweep(records: StudyRecords, stats: Statistics) -> list[str]:
         (f"{beta:.6f}", name, f"{tail[0]:.3f}", f"{tail[1]:.3f}", f"{gain[0]:.2f}", f"{gain[1]:.2f}")
         for (beta, name), tail, gain in zip(shown, pairs["cvar95"], pairs["return"])
     ]
-    ranks = {name: spearmanr(*zip(*own)) for name, own in zip(("return", "cost", "CVaR@95"), pairs.values())}
+    ranks = {name: spearmanr(*zip(*own)) for name, own in zip(NAMES.values(), pairs.values())}
     said = [f"{name} {rank.statistic:.2f} (p = {rank.pvalue:.2f})" for name, rank in ranks.items()]
     by_setting = stats.runs.group_by("variant", maintain_order=True)
     chance = kruskal(*(own["cvar95"].to_list() for _, own in by_setting)).pvalue
