@@ -25,7 +25,7 @@ import numpy as np
 
 from bcppo.errors import BcppoError, ConfigError, Diverged
 from bcppo.lockstep import rest
-from bcppo.worker import Arrays, Places, read_message, shared_arrays, write_message
+from bcppo.worker import Arrays, Places, message_bytes, read_message, shared_arrays
 
 if TYPE_CHECKING:
     from bcppo.remote import RemoteCollector
@@ -123,11 +123,12 @@ class Worker:
             bufsize=0,
             pass_fds=(self._file.fileno(),),
         )
+        os.set_blocking(self._process.stdin.fileno(), False)  # type: ignore[union-attr]
         self._dead = False
         _pids.add(self.pid)
 
     def fileno(self) -> int:
-        """For `select`: readable when an answer is there."""
+        """For `poll`: readable when an answer is there."""
         return self._process.stdout.fileno()  # type: ignore[union-attr]
 
     @property
@@ -152,13 +153,32 @@ class Worker:
         return len(self._collectors) - 1
 
     def send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Send a request. While the pipe is full, answers are taken in: with theirs full too, both sides would wait."""
+        view = memoryview(message_bytes(header, arrays))
         # A broken pipe is found out by whoever reads the answer.
         with contextlib.suppress(OSError):
-            write_message(self._process.stdin, header, arrays)  # type: ignore[arg-type]
+            while view:
+                written = self._process.stdin.write(view)  # type: ignore[union-attr]
+                if written is not None:
+                    view = view[written:]
+                elif not self._make_room():
+                    return
+
+    def _make_room(self) -> bool:
+        """Until the pipe takes something or an answer has been taken in; whether the process is there to go on with."""
+        poll = select.poll()
+        poll.register(self._process.stdin, select.POLLOUT)  # type: ignore[arg-type]
+        poll.register(self, select.POLLIN)
+        if self.fileno() not in dict(poll.poll()):
+            return True
+        message = read_message(self._process.stdout)  # type: ignore[arg-type]
+        if message is not None:
+            self._keep(message)
+        return message is not None
 
     def ready(self, number: int) -> bool:
         """Whether an environment's answer is there (or its worker is dead, which `receive` mends)."""
-        while not (self._inbox[number] or self.given_up) and select.select([self], [], [], 0.0)[0]:
+        while not (self._inbox[number] or self.given_up) and _heard([self], 0.0):
             self.hear()
         return bool(self._inbox[number] or self.given_up)
 
@@ -187,6 +207,10 @@ class Worker:
                 raise _Lost
             self.revive()
             return
+        self._keep(message)
+
+    def _keep(self, message: tuple[dict[str, Any], Arrays]) -> None:
+        """An answer, for whoever asked."""
         self.deaths = 0
         number = message[0]["environment"]
         self._inbox[number].append(message)
@@ -303,5 +327,16 @@ def wait(workers: Sequence[Worker], seconds: float) -> None:
 
 def take_in(workers: Sequence[Worker], seconds: float) -> None:
     """Read what workers say within so many seconds, whoever it is for; returns when some have been heard."""
-    for worker in select.select([worker for worker in workers if not worker.given_up], [], [], seconds)[0]:
+    for worker in _heard([worker for worker in workers if not worker.given_up], seconds):
         worker.hear()
+
+
+def _heard(workers: Sequence[Worker], seconds: float) -> list[Worker]:
+    """Those that say something within so many seconds, or are dead; as soon as there are any.
+
+    By `poll`: `select` takes no file beyond the 1,024th, and every run of a fleet holds one.
+    """
+    poll, by_file = select.poll(), {worker.fileno(): worker for worker in workers}
+    for file in by_file:
+        poll.register(file, select.POLLIN)
+    return [by_file[file] for file, _ in poll.poll(1000.0 * seconds)]

@@ -84,11 +84,14 @@ def own_environment(make_env: MakeEnv, cost_limit_rate: float | None, clip_actio
     return make
 
 
-def write_message(pipe: BinaryIO, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def message_bytes(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     specs = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     text = json.dumps({**header, "arrays": specs}).encode()
-    payload = b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
-    view = memoryview(payload)
+    return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(a).tobytes() for a in arrays.values())])
+
+
+def write_message(pipe: BinaryIO, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    view = memoryview(message_bytes(header, arrays))
     while view:
         view = view[pipe.write(view) :]
     pipe.flush()
