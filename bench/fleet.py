@@ -212,7 +212,8 @@ def timed_turns() -> Iterator[list[tuple[float, float, float]]]:
             super().__init__(at_once)
 
         def answered(self, worker: Any, environment: int) -> None:
-            worked = worker._inbox[environment][-1][0].get("worked")
+            box = worker._inbox[environment]
+            worked = box[-1][0].get("worked") if box else None
             if worked and self._at_work.get(worker) == environment:
                 now = perf_counter()
                 found.append((now, worked[0] - self.asked[worker], now - worked[1]))

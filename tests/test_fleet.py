@@ -117,14 +117,15 @@ def test_a_worker_that_is_killed_costs_time_and_nothing_else(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_worker_that_is_given_up_takes_only_its_own_stack_along(
+def test_an_environment_that_ends_its_process_takes_only_its_own_run_along(
     first: bool, alone: dict[str, dict], tmp_path: Path
 ) -> None:
     deadly = make_config("ppopid", "tiny_cmdp:make_deadly", cost_limit_rate=0.3, steps=128, rollout=64, minibatch=32)
     runs = [("ppopid", deadly), *(small("bcppo", seed) for seed in (0, 1))]
     folders = train_fleet(runs if first else runs[::-1], out=tmp_path, workers=3, stacked=True)
     failed = folders.pop(0 if first else -1)
-    message = "An environment's process died 3 times in a row; the run can be resumed from its last checkpoint."
+    died = "An environment's process died 3 times in a row (SIGKILL)"
+    message = f"{died}; the run can be resumed from its last checkpoint."
     assert failed.status() == {"state": "failed", "message": message}
     check(folders, alone)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -27,12 +28,34 @@ class MissingDependency(BcppoError, ImportError):
     """An optional package is needed for what was asked."""
 
 
-class Diverged(BcppoError, ArithmeticError):
-    """A number that should be finite is not; in a stack of runs, `run` says whose, where that is known."""
+class RunError(BcppoError):
+    """What is wrong with one run; in a stack of runs, `run` says with which, where that is known."""
 
     def __init__(self, sentence: str, run: int | None = None) -> None:
         super().__init__(sentence)
         self.run = run
+
+
+class Diverged(RunError, ArithmeticError):
+    """A number that should be finite is not."""
+
+
+class EnvironmentFailed(RunError):
+    """An environment in a worker raised an error, or ended the worker again and again."""
+
+
+class WorkerLost(BcppoError):
+    """A worker is given up, for none of its environments' fault: they may go on in another."""
+
+
+@contextmanager
+def of_run(index: int) -> Iterator[None]:
+    """What is wrong with a run inside is wrong with that one of the stack."""
+    try:
+        yield
+    except RunError as error:
+        error.run = index
+        raise
 
 
 def absent_package(what: str, error: ModuleNotFoundError) -> MissingDependency:

@@ -23,8 +23,8 @@ from bcppo.rollout import EPISODE_FIELDS, Collector, Step
 
 UNIFORM, HEADS = 0, 1
 """What is asked for: an action drawn uniformly, or from the policy's last layer, which was computed elsewhere."""
-FAILED, WENT_ON, TERMINATED, TRUNCATED = -1, 0, 1, 2
-"""What came of it. Where a step failed, an ordinary message says why."""
+AT_WORK, FAILED, WENT_ON, TERMINATED, TRUNCATED = -2, -1, 0, 1, 2
+"""What came of it. Where a step failed, an ordinary message says why; a process that dies leaves it at work."""
 
 _NUMBERS = 3 + len(EPISODE_FIELDS) + 2
 _SPINS = 50
@@ -122,6 +122,7 @@ class Stepper:
         """Take the step that is asked for; `fail` is told of what goes wrong, before the slot says that it did."""
         count, kind, next_seed = self._asked
         self._count = count
+        self._slot.answered[1] = AT_WORK
         policy = self._uniform if kind == UNIFORM else self._policy
         try:
             step = self._collector.step(policy, self._slot.noise, lambda: next_seed)

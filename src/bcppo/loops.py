@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms.batch import stack_rollouts
-from bcppo.errors import BcppoError, Diverged
+from bcppo.errors import BcppoError, RunError, of_run
 from bcppo.nets import LOG_STD_BOUNDS
 from bcppo.policy import NumpyPolicy
 from bcppo.queued import Arriving, Awaited, Queue
@@ -87,11 +87,8 @@ class OnPolicyLoop:
 
 
 def _finish(collector: Any, run: int) -> Rollout:
-    try:
+    with of_run(run):
         return collector.finish()
-    except Diverged as error:
-        error.run = run
-        raise
 
 
 class OffPolicyLoop:
@@ -226,13 +223,14 @@ class _Window:
 def _settled(collectors: Sequence[Any]) -> Generator[Sequence[Any], None, None]:
     """Until all are in lock-step, or all out of it."""
     yield collectors
-    for collector in collectors:
-        collector.await_lockstep()
+    for index, collector in enumerate(collectors):
+        with of_run(index):
+            collector.await_lockstep()
 
 
 def _finish_step(collector: Any, rollout: Rollout, row: int, run: int) -> None:
     try:
         collector.finish_step(rollout, row)
-    except Diverged as error:
+    except RunError as error:
         error.run = run
         raise

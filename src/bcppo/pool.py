@@ -2,7 +2,8 @@
 
 A worker hosts any number of environments and does what it is asked in order. One that dies is started again, its
 environments are put back to where their last rollouts ended, and what was asked of them is asked again: since all that
-is random in them is handed over, the answers are the same.
+is random in them is handed over, the answers are the same. An environment at which its worker dies again and again is
+left out; the worker's others go on.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ import json
 import mmap
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bcppo.errors import BcppoError, ConfigError, Diverged
+from bcppo.errors import BcppoError, ConfigError, Diverged, EnvironmentFailed, RunError, WorkerLost
 from bcppo.lockstep import rest
-from bcppo.worker import Arrays, Places, message_bytes, read_message, shared_arrays
+from bcppo.worker import ABSENT, PRESENT, Arrays, Places, message_bytes, read_message, shared_arrays
 
 if TYPE_CHECKING:
     from bcppo.remote import RemoteCollector
 
 ATTEMPTS = 3
-"""Deaths in a row after which a worker is given up."""
+"""Deaths in a row after which an environment is left out or, where it is not known at which, the worker given up."""
+_GRACE = 2.0
+"""Seconds that processes have to end by themselves."""
 _BETWEEN_LOOKS = 0.001
 """Seconds between looks at a process whose answer is awaited in shared memory."""
 
@@ -80,6 +84,14 @@ class Turns:
         self.waiting = [request for request in self.waiting if request[0] is not worker]
         self._go_on()
 
+    def withdraw(self, worker: Worker, environment: int) -> None:
+        """What waits for its turn there is not wanted any more."""
+        self.waiting = [
+            (other, header)
+            for other, header in self.waiting
+            if (other, header["environment"]) != (worker, environment)
+        ]
+
     def _go_on(self) -> None:
         waiting, self.waiting = self.waiting, []
         for worker, header in waiting:
@@ -100,21 +112,33 @@ class Worker:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._environment = os.environ | threads | paths
         # Nameless, so that nothing is left behind however the processes end.
-        self._file = tempfile.TemporaryFile(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)  # noqa: SIM115
+        self._folder = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+        self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
         self._memory: mmap.mmap | None = None
         self._views: dict[int, tuple[Places, Arrays]] = {}
-        self._used = self.deaths = 0  # deaths since it last answered
+        self._used = _ALIGNMENT  # the first byte says whether the process is there
+        self._deaths: Counter[int | None] = Counter()
+        """Since the environment it died at last answered, or any where it is not known at which."""
         self._reviving = False
         self.given_up = ""
         """Why it will not answer any more, where that is so."""
         self._looked = 0.0
         self.outstanding = 0
         """Steps that are awaited in shared memory."""
-        self._collectors: list[RemoteCollector] = []
+        self._collectors: list[RemoteCollector | None] = []
+        """None where nothing will be asked any more."""
         self._inbox: list[deque[tuple[dict[str, Any], Arrays]]] = []
-        self._start()
+        self._asked: deque[int] = deque()
+        """Environments whose requests are not answered yet, in the order they are worked at."""
+        self._left_out: dict[int, RunError] = {}
+        try:
+            self._start()
+        except OSError as error:
+            self._file.close()
+            raise BcppoError(f"A worker process could not be started: {error.strerror or error}.") from error
 
     def _start(self) -> None:
+        os.pwrite(self._file.fileno(), ABSENT, 0)
         self._process = subprocess.Popen(
             [*self._command, str(self._file.fileno())],
             stdin=subprocess.PIPE,
@@ -155,6 +179,7 @@ class Worker:
     def send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Send a request. While the pipe is full, answers are taken in: with theirs full too, both sides would wait."""
         view = memoryview(message_bytes(header, arrays))
+        self._asked.append(header["environment"])
         # A broken pipe is found out by whoever reads the answer.
         with contextlib.suppress(OSError):
             while view:
@@ -178,67 +203,127 @@ class Worker:
 
     def ready(self, number: int) -> bool:
         """Whether an environment's answer is there (or its worker is dead, which `receive` mends)."""
-        while not (self._inbox[number] or self.given_up) and _heard([self], 0.0):
+        while not self._settled(number) and _heard([self], 0.0):
             self.hear()
-        return bool(self._inbox[number] or self.given_up)
+        return self._settled(number)
+
+    def _settled(self, number: int) -> bool:
+        return bool(self._inbox[number] or number in self._left_out or self.given_up)
 
     def hear(self) -> None:
         """Read an answer that is there, for whichever environment. A dead process is started again, or is given up:
         whoever waits for it next is told why."""
-        try:
-            self._read()
-        except BcppoError as error:  # also one of putting its environments back
-            self._give_up(str(error))
+        message = read_message(self._process.stdout)  # type: ignore[arg-type]
+        if message is not None:
+            self._keep(message)
+        elif self._reviving:
+            raise _Lost
+        else:
+            self.revive()
 
     def receive(self, number: int) -> tuple[dict[str, Any], Arrays]:
-        while not self._inbox[number]:
-            if self.given_up:
-                raise BcppoError(self.given_up)
-            self._read()
+        while not self._settled(number):
+            self.hear()
+        if number in self._left_out:
+            raise self._left_out[number]
+        if not self._inbox[number]:
+            raise WorkerLost(f"{self.given_up}; the run can be resumed from its last checkpoint.")
         header, arrays = self._inbox[number].popleft()
         if "error" in header:
-            raise (Diverged if header["diverged"] else BcppoError)(header["error"])
+            raise (Diverged if header["diverged"] else EnvironmentFailed)(header["error"])
         return header, arrays
-
-    def _read(self) -> None:
-        message = read_message(self._process.stdout)  # type: ignore[arg-type]
-        if message is None:
-            if self._reviving:
-                raise _Lost
-            self.revive()
-            return
-        self._keep(message)
 
     def _keep(self, message: tuple[dict[str, Any], Arrays]) -> None:
         """An answer, for whoever asked."""
-        self.deaths = 0
         number = message[0]["environment"]
-        self._inbox[number].append(message)
+        with contextlib.suppress(ValueError):  # of a step that failed, which was asked in shared memory
+            self._asked.remove(number)
+        if not self._reviving:  # being put back is no answer yet
+            self.answered(number)
+        if self._collectors[number] is not None:
+            self._inbox[number].append(message)
         if self.turns:
             self.turns.answered(self, number)
 
+    def answered(self, number: int) -> None:
+        """An environment has done what was asked, so whatever its worker died of is over."""
+        if self._deaths:
+            self._deaths.pop(number, None)
+            self._deaths.pop(None, None)
+
     def revive(self) -> None:
-        """Start a dead process again, put its environments back and ask again for what was asked."""
-        while True:
-            self.deaths += 1
-            if self.deaths >= ATTEMPTS:
-                times = f"died {ATTEMPTS} times in a row"
-                raise BcppoError(f"An environment's process {times}; the run can be resumed from its last checkpoint.")
+        """Start a dead process again, put its environments back and ask again for what was asked.
+
+        An environment at which it died too often is left out, and whoever waits for it is told. Where it is not known
+        at which it died, or the process cannot be started, the worker is given up.
+        """
+        while not self.given_up:
+            suspect = self._suspect()
             self._end()
+            self._deaths[suspect] += 1
+            if self._deaths[suspect] >= ATTEMPTS:
+                died = f"An environment's process died {ATTEMPTS} times in a row ({_ended(self._process.returncode)})"
+                if suspect is None:
+                    self._give_up(died)
+                    return
+                again = "the run can be resumed from its last checkpoint"
+                self._leave_out(suspect, EnvironmentFailed(f"{died}; {again}."))
             if self.turns:
                 self.turns.forget(self)
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                self._give_up(f"An environment's process could not be started again: {error.strerror or error}")
+                return
+            self._asked.clear()
             for box in self._inbox:
                 box.clear()  # what nobody has taken yet is asked again too: the environments start from before it
-            deaths, self._reviving = self.deaths, True
-            try:
-                for collector in self._collectors:
-                    collector.rebuild()
+            if self._put_back():
                 return
-            except _Lost:
-                continue
-            finally:
-                self.deaths, self._reviving = deaths, False  # being put back is no answer yet
+
+    def _put_back(self) -> bool:
+        """Its environments in a fresh process; whether that lived through it."""
+        self._reviving = True
+        try:
+            for number, collector in enumerate(self._collectors):
+                try:
+                    if collector is not None:
+                        collector.rebuild()
+                except RunError as error:
+                    self._leave_out(number, error)
+            return True
+        except _Lost:
+            return False
+        finally:
+            self._reviving = False
+
+    def _suspect(self) -> int | None:
+        """The environment that a dead process was at; None where it is not known, or where it never came to any."""
+        if os.pread(self._file.fileno(), 1, 0) != PRESENT:
+            return None
+        stepping = [n for n, collector in enumerate(self._collectors) if collector is not None and collector.stepping]
+        first = next(iter(stepping or self._asked), None)
+        return None if first is None or self._collectors[first] is None else first
+
+    def _leave_out(self, number: int, error: RunError) -> None:
+        """Ask no more of an environment; whoever waits for it is told why."""
+        collector, self._left_out[number] = self._collectors[number], error
+        if collector is not None:
+            collector.fail_step()
+        self._forget(number)
+
+    def release(self, number: int) -> None:
+        """Let go of an environment that nobody will ask for again."""
+        if self._collectors[number] is not None:
+            self._forget(number)
+            if not self.given_up:
+                self.send({"do": "release", "environment": number}, {})
+
+    def _forget(self, number: int) -> None:
+        self._collectors[number] = None
+        self._inbox[number].clear()
+        if self.turns:
+            self.turns.withdraw(self, number)
 
     def _give_up(self, why: str) -> None:
         self.given_up = why
@@ -247,12 +332,20 @@ class Worker:
 
     def place(self, like: Mapping[str, tuple[str, Sequence[int]]]) -> Places:
         """Room in shared memory for arrays of some (dtype, shape), for as long as the worker lives."""
-        places = {}
+        places, used = {}, self._used
         for name, (dtype, shape) in like.items():
-            places[name] = (dtype, list(shape), self._used)
+            places[name] = (dtype, list(shape), used)
             size = np.dtype(dtype).itemsize * int(np.prod(shape))
-            self._used += size + -size % _ALIGNMENT
-        self._file.truncate(self._used)
+            used += size + -size % _ALIGNMENT
+        try:
+            # Reserved now: what is missing only when it is written to ends the process that writes.
+            os.posix_fallocate(self._file.fileno(), self._used, max(used - self._used, 1))
+        except OSError as error:
+            raise BcppoError(
+                f"The {used / 2**20:.1f} MB that a worker shares do not fit into {self._folder}: {error.strerror}; "
+                "make that larger (a container's by --shm-size), or train fewer runs at once."
+            ) from error
+        self._used = used
         self._memory = mmap.mmap(self._file.fileno(), self._used)
         self._views.clear()
         return places
@@ -265,21 +358,40 @@ class Worker:
             kept = self._views[id(places)] = places, shared_arrays(self._memory, places)
         return dict(kept[1])
 
-    def close(self) -> None:
-        self._end()
+    def close(self, grace: float = _GRACE) -> None:
+        self._end(grace)
         self._file.close()
 
-    def _end(self) -> None:
-        """End the process, also one that is still sending what nobody will read."""
+    def hang_up(self) -> None:
+        """A process that talks to nobody ends."""
         _pids.discard(self.pid)
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+
+    def _end(self, grace: float = _GRACE) -> None:
+        """End the process, also one that is still sending what nobody will read."""
+        self.hang_up()
         try:
-            self._process.wait(timeout=2)
+            self._process.wait(timeout=grace)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def close_all(workers: Sequence[Worker]) -> None:
+    """All at once: those that are still at work are not waited for one after another."""
+    for worker in workers:
+        worker.hang_up()
+    until = monotonic() + _GRACE
+    for worker in workers:
+        worker.close(max(until - monotonic(), 0.0))
+
+
+def _ended(status: int) -> str:
+    """How a process ended, in words."""
+    names = {one.value: one.name for one in signal.Signals}
+    return names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"
 
 
 def worker_command(python: str | None, module: str) -> tuple[list[str], dict[str, str]]:

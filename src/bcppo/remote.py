@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bcppo.lockstep import FAILED, Slot, rest, slot_shapes
+from bcppo.lockstep import AT_WORK, FAILED, WENT_ON, Slot, rest, slot_shapes
 from bcppo.policy import NumpyPolicy, Sampler
 from bcppo.pool import Worker, crowded
 from bcppo.rollout import Rollout
@@ -126,7 +126,8 @@ class RemoteCollector:
                 self.worker.receive(self._number)
         if self._in_lockstep:
             taken = self._count - self._awaits_step
-            self._slot.answered[0] = taken  # an answer that was not taken is given again
+            # An answer that was not taken is given again.
+            self._slot.answered[0], self._slot.answered[1] = taken, WENT_ON
             self.worker.send({**self._entering, "count": taken, "environment": self._number}, {})
             self.worker.receive(self._number)
         if self._asked is not None:
@@ -183,7 +184,7 @@ class RemoteCollector:
         self.observation = slot.current.copy()
         self._awaits_step = False
         self.worker.outstanding -= 1
-        self.worker.deaths = 0
+        self.worker.answered(self._number)
         if step.summary is None:
             self._actions.append(rollout.action[row : row + 1])
         else:
@@ -199,6 +200,18 @@ class RemoteCollector:
                 rest(self._crowded)
                 if self.worker.lost():
                     self.worker.revive()
+                    if self.worker.given_up:
+                        self.worker.receive(self._number)  # says why, as an error
+
+    @property
+    def stepping(self) -> bool:
+        """Whether its worker has begun with a step and not ended it."""
+        return self._awaits_step and self._slot.answered[0] != self._count and self._slot.answered[1] == AT_WORK
+
+    def fail_step(self) -> None:
+        """A step that is awaited will not come: whoever waits for it asks the worker why."""
+        if self._awaits_step:
+            self._slot.fail(self._count)
 
     def _peek(self) -> int:
         """The next episode's seed: the stream gives it out only when this episode ends."""
@@ -206,6 +219,13 @@ class RemoteCollector:
         seed = int(self._seeds.integers(2**31))
         self._seeds.bit_generator.state = state
         return seed
+
+    def release(self) -> None:
+        """Nothing will be asked of this environment again: its worker lets go of it."""
+        self.worker.outstanding -= self._awaits_step
+        self._in_lockstep = self._awaits_step = False
+        self._asked = None
+        self.worker.release(self._number)
 
     def close(self) -> None:
         """The worker is closed by whoever made it."""
@@ -226,6 +246,8 @@ class RemoteCollector:
     def _ask(self, header: dict[str, Any], arrays: Arrays | None = None) -> None:
         self._asked = header, arrays or {}
         request = {**header, "environment": self._number}
+        if self.worker.given_up:
+            return  # whoever asks for the answer is told
         if self.worker.turns and header["do"] in _LONG:
             self.worker.turns.ask(self.worker, request)
         else:

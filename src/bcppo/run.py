@@ -18,7 +18,7 @@ import numpy as np
 
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import OWN_TASK, RunConfig, digest, identity
-from bcppo.errors import BcppoError, ConfigError, Diverged, in_words, unknown_name
+from bcppo.errors import ConfigError, Diverged, in_words, unknown_name
 from bcppo.evaluation import CVAR_LEVEL
 from bcppo.kept import refuse_kept
 from bcppo.math.cvar import conditional_value_at_risk
@@ -63,20 +63,22 @@ class Run:
         make_env: MakeEnv | None = None,
         hosts: Sequence[Worker] = (),
     ) -> None:
-        """`hosts` are workers to simulate in; without any, a single environment is this process's own."""
+        """`hosts` are workers to simulate in, shared with others, whose `check_spaces` is for whoever shares them out;
+        without any, a single environment is this process's own."""
         self.method, self.config, self.folder = method, config, folder
         if make_env is not None and (config.num_envs > 1 or hosts):
             raise ConfigError("Several environments run in processes of their own: name the task as 'module:function'.")
         self.streams = Streams(config.seed, config.num_envs)
         self.collectors: list[Any] = []
         self._workers: list[Worker] = []
+        shared = bool(hosts)
         try:
             if not hosts and config.num_envs > 1:
                 hosts = self._workers = [Worker() for _ in range(config.num_envs)]
             self._make_collectors(make_env, hosts)
             _ = config.limit_rate  # refuses a run without a limit
-            if METHODS[method].off_policy and not np.isfinite(self.bounds).all():
-                raise ConfigError(f"{method} squashes its actions into the action space, which must have bounds.")
+            if METHODS[method].off_policy and not shared:
+                self.check_spaces()
         except BaseException:
             self.close()
             raise
@@ -102,6 +104,13 @@ class Run:
         else:
             make = run_environment(config, make_env)
             self.collectors += [Collector(make, *pair) for pair in pairs]
+
+    def check_spaces(self) -> None:
+        """Until every environment is made; refuses those in which the method cannot act."""
+        for collector in self.collectors:
+            _ = collector.spaces
+        if METHODS[self.method].off_policy and not np.isfinite(self.bounds).all():
+            raise ConfigError(f"{self.method} squashes its actions into the action space, which must have bounds.")
 
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -375,7 +384,7 @@ def leave(runs: Sequence[Run], state: str, message: str) -> None:
         for attempt in (run.write_rows, _status_writer(run, state, message)):
             try:
                 attempt()
-            except BcppoError:  # a full disk takes neither; the checkpoint before it stands
+            except Exception:  # a full disk takes neither; the checkpoint before it stands
                 continue
 
 

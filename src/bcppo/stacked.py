@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import traceback
-from collections.abc import Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from bcppo.algorithms import METHODS
 from bcppo.config import RunConfig, protocol_id
-from bcppo.errors import BcppoError, Diverged, in_words
-from bcppo.pool import Turns, Worker, take_in, wait
+from bcppo.errors import BcppoError, ConfigError, Diverged, RunError, WorkerLost, in_words
+from bcppo.pool import Turns, Worker, close_all, take_in, wait
 from bcppo.queued import Awaited
-from bcppo.records import DIVERGED, FAILED, RUNNING, RunFolder
+from bcppo.records import DIVERGED, FAILED, RUNNING, FolderBusy, RunFolder
 from bcppo.run import Run, Stored, leave
-from bcppo.training import BadFolder, Trainer
+from bcppo.training import BadFolder, Trainer, resolve_device
 from bcppo.watch import FleetWatch
 
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}
@@ -35,6 +36,8 @@ SPARE_TURNS = 1
 
 _PATIENCE, _BETWEEN_LOOKS = 1.0, 0.0005
 """Seconds to wait for workers at most; while a GPU is at an update, too."""
+_NAMED = 5
+"""Runs that a warning names."""
 
 _SHAPING = (
     "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
@@ -62,21 +65,44 @@ def train_stacked(
     *,
     apart: bool,
 ) -> None:
+    _allow_files(len(members) + 3 * min(count, len(members)))
     with ExitStack() as ends:
-        for member in members:
-            ends.enter_context(member.folder.locked())
+        free = [member for member in members if _lock(member, ends, watch)]
         turns = Turns(min(count, len(os.sched_getaffinity(0)) + SPARE_TURNS))
-        workers = [Worker(python, turns) for _ in range(min(count, len(members)))]
-        for worker in workers:
-            ends.callback(worker.close)
+        workers: list[Worker] = []
+        ends.callback(close_all, workers)
+        for _ in range(min(count, len(free))):
+            workers.append(Worker(python, turns))
         fleet = _Fleet(workers, turns, watch, note, apart=apart)
         ends.callback(fleet.close)
-        stacks = fleet.stacks(fleet.settled([fleet.open(member) for member in members]))
-        if len(stacks) < FEWEST_PARTS and not apart:
-            stacks = [part for stack in stacks for part in _parts(stack)]
-        for stack in stacks:
-            fleet.launch(stack)
+        fleet.begin(free)
         fleet.work()
+
+
+def _lock(member: Member, ends: ExitStack, watch: FleetWatch) -> bool:
+    """Whether nobody else is at work in a run's folder; then nobody will be, until the end."""
+    try:
+        ends.enter_context(member.folder.locked())
+    except FolderBusy as error:
+        watch.over(member.folder.path.name, FAILED)
+        watch.warn(f"{member.folder.path.name}: {error}")
+        return False
+    return True
+
+
+def _allow_files(more: int) -> None:
+    """As many open files as the system allows: a fleet's locks and pipes may be more than the usual 1,024."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ConfigError(
+            f"This fleet opens {needed:,} files and more, but the system allows {hard:,}: raise that (`ulimit -Hn`), "
+            "or train fewer runs at once."
+        )
+    if soft != resource.RLIM_INFINITY and soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parts(stack: list[Run]) -> list[list[Run]]:
@@ -96,34 +122,55 @@ class _Fleet:
         self._workers, self._turns, self._watch, self._note, self._apart = workers, turns, watch, note, apart
         self._stored: dict[int, Stored | None] = {}
         self._load = [0.0] * len(workers)
+        self._again: deque[Sequence[Member]] = deque()
         self._at_work: dict[Generator[Sequence[Any], None, None], tuple[Trainer, Sequence[Any]]] = {}
 
-    def open(self, member: Member) -> Run:
+    def begin(self, members: Sequence[Member]) -> None:
+        stacks = self._stacks(self._opened(members))
+        if len(stacks) < FEWEST_PARTS and not self._apart:
+            stacks = [part for stack in stacks for part in _parts(stack)]
+        for stack in stacks:
+            self._launch(stack)
+
+    def _opened(self, members: Sequence[Member]) -> list[Run]:
+        """Runs whose environments could be made and whose folders are whole, where they go on from.
+
+        The others are left as they are, with the reason.
+        """
+        made, homeless = [], []
+        for run in [run for member in members if (run := self._open(member))]:
+            try:
+                run.check_spaces()
+                resolve_device(run.config.device)
+                self._stored[id(run)] = run.stored(self._watch.warn)
+            except Exception as error:
+                if isinstance(error, WorkerLost) and self._has_workers:
+                    homeless.append(Member(run.method, run.config, run.folder))
+                    self._release([run])
+                else:
+                    self._refuse([run], error)
+            else:
+                made.append(run)
+        return made + (self._opened(homeless) if homeless else [])
+
+    def _open(self, member: Member) -> Run | None:
         """A run in the workers that have the least to do."""
         hosts = []
         for _ in range(member.config.num_envs):
             least = min(range(len(self._load)), key=lambda i: (bool(self._workers[i].given_up), self._load[i]))
             self._load[least] += STEP_COSTS.get(member.config.task, 1.0) / member.config.num_envs
             hosts.append(self._workers[least])
-        return Run(member.method, member.config, member.folder, hosts=hosts)
+        try:
+            return Run(member.method, member.config, member.folder, hosts=hosts)
+        except Exception as error:
+            self._refuse([member], error)
+            return None
 
-    def settled(self, runs: Sequence[Run]) -> list[Run]:
-        """Those whose environments could be made and whose folders are whole, where they go on from.
+    @property
+    def _has_workers(self) -> bool:
+        return not all(worker.given_up for worker in self._workers)
 
-        The others are left as they are, with the reason.
-        """
-        made = []
-        for run in runs:
-            try:
-                _ = run.widths
-                self._stored[id(run)] = run.stored(self._watch.warn)
-            except Exception as error:
-                self._refuse([run], error)
-            else:
-                made.append(run)
-        return made
-
-    def stacks(self, runs: Iterable[Run]) -> list[list[Run]]:
+    def _stacks(self, runs: Iterable[Run]) -> list[list[Run]]:
         """Runs that can share a learner."""
         groups: dict[Any, list[Run]] = {}
         for run in runs:
@@ -131,28 +178,29 @@ class _Fleet:
             protocol = protocol_id(run.method, run.config) if self._apart else ""
             shape = [str(getattr(run.config, name, None)) for name in _SHAPING]
             bounds = [bound.tobytes() for bound in run.bounds]
-            key = (protocol, run.method, run.widths, stored.step if stored else 0, *shape, *bounds)
+            device = str(resolve_device(run.config.device))
+            key = (protocol, run.method, device, run.widths, stored.step if stored else 0, *shape, *bounds)
             groups.setdefault(key, []).append(run)
         return list(groups.values())
 
-    def launch(self, runs: Sequence[Run]) -> None:
+    def _launch(self, runs: Sequence[Run]) -> None:
         try:
             trainer = Trainer(runs, self._watch, writes_aside=True)
             trainer.restore([self._stored.pop(id(run)) for run in runs])
             for run in runs:
                 run.folder.went_on(run.step, str(trainer.device), self._note)
                 run.folder.set_status(RUNNING)
-        except BadFolder as error:
-            self._refuse([runs[error.run]], error)
-            self._again([run for index, run in enumerate(runs) if index != error.run])
         except Exception as error:
-            self._refuse(runs, error)
+            self._stop(runs, error, self._refuse)
         else:
             self._go_on(trainer.work(), trainer)
 
     def work(self) -> None:
         """Until every stack is done: whichever has its answers goes on."""
-        while self._at_work:
+        while self._at_work or self._again:
+            if self._again:
+                self._reopen(self._again.popleft())
+                continue
             if self._turns.waiting:
                 take_in(self._workers, 0.0)  # so that their turns pass on
             ready = (work for work, (_, awaited) in self._at_work.items() if all(one.ready() for one in awaited))
@@ -174,43 +222,58 @@ class _Fleet:
         try:
             self._at_work[work] = trainer, next(work)
         except StopIteration:
-            return
-        except Diverged as error:
-            self._without(trainer, error)
+            self._release(trainer.runs)
         except Exception as error:
-            leave(trainer.runs, FAILED, in_words(error))
-            self._say(trainer.runs, error)
+            self._stop(trainer.runs, error, self._leave)
 
-    def _refuse(self, runs: Sequence[Run], error: Exception) -> None:
+    def _stop(self, runs: Sequence[Run], error: Exception, part: Callable[[Sequence[Run], Exception], None]) -> None:
+        """A stack cannot go on. The run whose fault it is stops, or all where it is none's in particular; the others go
+        on from their checkpoints. So do all when a worker is given up, as long as there are others."""
+        whose = error.run if isinstance(error, (RunError, BadFolder)) else None
+        lost = [run for index, run in enumerate(runs) if whose in (index, None)]
+        if isinstance(error, WorkerLost) and self._has_workers:
+            lost = []
+            self._watch.warn(f"{_names(runs)}: {error} It does so in another worker.")
+        if lost:
+            part(lost, error)
+        if rest := [run for run in runs if run not in lost]:
+            self._release(rest)
+            self._again.append([Member(run.method, run.config, run.folder) for run in rest])
+
+    def _reopen(self, members: Sequence[Member]) -> None:
+        """Runs whose stack has lost one of them, or a worker, from where their folders are."""
+        for stack in self._stacks(self._opened(members)):
+            self._launch(stack)
+
+    def _refuse(self, runs: Sequence[Run | Member], error: Exception) -> None:
         """Runs that never began: their folders get the reason, and nothing else in them is touched."""
         for run in runs:
             with suppress(BcppoError):
                 run.folder.set_status(FAILED, in_words(error))
-        self._say(runs, error)
+        self._say(runs, error, FAILED)
 
-    def _say(self, runs: Sequence[Run], error: Exception) -> None:
-        """Why runs stopped; of what nobody expected, where it happened too."""
+    def _leave(self, runs: Sequence[Run], error: Exception) -> None:
+        """Runs that stop on the way."""
+        state = DIVERGED if isinstance(error, Diverged) else FAILED
+        leave(runs, state, in_words(error))
+        self._say(runs, error, state)
+
+    def _say(self, runs: Sequence[Run | Member], error: Exception, state: str) -> None:
+        """Say why runs stopped; of what nobody expected, where it happened too."""
         for run in runs:
-            self._watch.over(run.folder.path.name, FAILED)
-        names = runs[0].folder.path.name if len(runs) == 1 else f"{len(runs)} runs of the fleet stopped"
-        self._watch.warn(f"{names}: {in_words(error)}")
+            self._watch.over(run.folder.path.name, state)
+        self._watch.warn(f"{_names(runs)}: {in_words(error)}")
         if not isinstance(error, BcppoError):
             traceback.print_exception(error)
+        self._release([run for run in runs if isinstance(run, Run)])
 
-    def _without(self, trainer: Trainer, error: Diverged) -> None:
-        """A run that diverged is left as it is; the others of its stack go on from their checkpoints."""
-        lost = [run for index, run in enumerate(trainer.runs) if error.run in (index, None)]
-        leave(lost, DIVERGED, str(error))
-        for run in lost:
-            self._watch.over(run.folder.path.name, DIVERGED)
-        self._watch.warn(f"{', '.join(run.folder.path.name for run in lost)}: {error}")
-        rest = [run for run in trainer.runs if run not in lost]
-        for run in rest:
-            run.write_rows()
-        self._again(rest)
+    def _release(self, runs: Sequence[Run]) -> None:
+        """Their environments are not needed any more: a worker that dies need not put them back."""
+        for run in runs:
+            for collector in run.collectors:
+                collector.release()
 
-    def _again(self, runs: Sequence[Run]) -> None:
-        """Runs whose stack has lost one of them, from where their folders are."""
-        opened = self.settled([self.open(Member(run.method, run.config, run.folder)) for run in runs])
-        for stack in self.stacks(opened):
-            self.launch(stack)
+
+def _names(runs: Sequence[Run | Member]) -> str:
+    names = [run.folder.path.name for run in runs]
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import METHODS
-from bcppo.errors import ConfigError, Diverged
+from bcppo.errors import ConfigError, Diverged, of_run
 from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
 from bcppo.nets import keep_freed_memory
 from bcppo.policy import NumpyPolicy, save_policy
@@ -39,7 +39,7 @@ class Trainer:
         first = runs[0]
         if len({(run.widths, *(bound.tobytes() for bound in run.bounds)) for run in runs}) > 1:
             raise ConfigError("Runs of one stack must have observations and actions of one size and one set of bounds.")
-        if len({(run.method, run.config.steps, run.config.device) for run in runs}) > 1:
+        if len({(run.method, run.config.steps, resolve_device(run.config.device)) for run in runs}) > 1:
             raise ConfigError("Runs of one stack must agree on method, steps and device; separate these.")
         self.runs, self.watch = runs, watch
         self._writer = ThreadPoolExecutor(1, "checkpoints") if writes_aside else None
@@ -103,7 +103,8 @@ class Trainer:
             self.runs[index].start_evaluation(self.policy(index))
         yield [self.runs[index].collectors[0] for index in indices]
         for index in indices:
-            self.runs[index].finish_evaluation(final=final)
+            with of_run(index):
+                self.runs[index].finish_evaluation(final=final)
 
     def _record(self, advance: Advance) -> None:
         finite = self._finite()
@@ -169,7 +170,8 @@ class Trainer:
         """Back to where the runs' checkpoints were written, where there are any yet."""
         for index, (run, own) in enumerate(zip(self.runs, stored, strict=True)):
             if own is not None:
-                run.restore(own)
+                with of_run(index):
+                    run.restore(own)
                 try:
                     load_learner(self.learner, index, own.tensors)
                 except FolderError as error:

@@ -36,6 +36,9 @@ Places = Mapping[str, tuple[str, list[int], int]]
 
 _LENGTH = struct.Struct("<Q")
 
+ABSENT, PRESENT = b"\0", b"\1"
+"""The first byte of shared memory: whether a process has come as far as to serve."""
+
 _STANDS_BACK = 19
 """How far a simulator stands back from others on its core, as `nice` counts. The learner works for moments only, and as
 an equal it would wait milliseconds for each, while simulators wait for it: bench/waking.py says how long."""
@@ -189,6 +192,12 @@ class _Host:
         self.steppers.pop(number, None)
         return {}, {}
 
+    def _release(self, number: int, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        self.steppers.pop(number, None)
+        if collector := self._collectors.pop(number, None):
+            collector.close()
+        return {}, {}
+
     def _policy(self, header: dict[str, Any]) -> Any:
         return sampler({name: array.copy() for name, array in self._shared(header["policy"]).items()})
 
@@ -202,6 +211,7 @@ class _Host:
 def serve(requests: BinaryIO, replies: BinaryIO, memory_file: int) -> None:
     """Answer a parent's requests until it is gone."""
     host = _Host(memory_file)
+    os.pwrite(memory_file, PRESENT, 0)
 
     def fail(number: int, error: Exception) -> None:
         reply = {"error": in_words(error), "diverged": isinstance(error, Diverged), "environment": number}
