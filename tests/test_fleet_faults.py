@@ -26,6 +26,7 @@ from bcppo.records import RunFolder
 from bcppo.remote import RemoteCollector
 from bcppo.rollout import Collector
 from bcppo.run import Run, make_config, train
+from bcppo.training import Trainer
 from bcppo.watch import FleetWatch
 from bcppo.worker import environment_factory
 
@@ -273,6 +274,31 @@ def test_a_run_whose_rows_cannot_be_written_when_another_diverges_stops_no_other
     *healthy, sick = train_fleet(runs, out=tmp_path, workers=1, stacked=True)
     check(healthy, alone)
     assert sick.status()["state"] == "diverged"
+
+
+def test_runs_that_differ_in_shape_are_stacked_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks: list[list[int]] = []
+    restore = Trainer.restore
+
+    def noting(self: Trainer, stored: list) -> None:
+        stacks.append([run.config.seed for run in self.runs])
+        restore(self, stored)
+
+    monkeypatch.setattr(Trainer, "restore", noting)
+    shapes = [{"members": 4}, {"minibatch": 16}, {"members": 4, "beta": 0.3}, {"hidden": (8,)}, {"minibatch": 16}]
+    runs = [small("bcppo", seed, steps=64, **shape) for seed, shape in enumerate(shapes)]
+    cpo = [small("cpo", 5, steps=64, conjugate_gradient_steps=2), small("cpo", 6, steps=64, search_steps=3)]
+    folders = train_fleet([*runs, *cpo], out=tmp_path, workers=1, stacked=True)
+    assert {folder.status()["state"] for folder in folders} == {"finished"}
+    assert sorted(stacks) == [[0, 2], [1, 4], [3], [5], [6]]
+
+
+def test_runs_of_one_stack_may_normalise_or_not_where_their_method_allows(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("bcppo.stacked.FEWEST_PARTS", 0)
+    runs = [small("ppolag", seed, steps=192, normalize_observations=seed == 1) for seed in (0, 1)]
+    folders = train_fleet(runs, out=tmp_path / "fleet", workers=1, stacked=True)
+    for folder, (method, config) in zip(folders, runs):
+        assert results(train(config, method=method, out=tmp_path / folder.path.name).path) == results(folder.path)
 
 
 def test_runs_whose_devices_have_two_names_share_a_stack(alone: dict[str, dict], tmp_path: Path) -> None:

@@ -39,13 +39,6 @@ _PATIENCE, _BETWEEN_LOOKS = 1.0, 0.0005
 _NAMED = 5
 """Runs that a warning names."""
 
-_SHAPING = (
-    "steps", "num_envs", "rollout", "minibatch", "epochs", "hidden", "branch_normalization", "max_grad_norm", "members",
-    "normalize_observations", "bonus", "quantiles", "window", "buffer", "random_steps", "polyak",
-    "conjugate_gradient_steps", "search_steps",
-)  # fmt: skip
-"""Settings that runs of one stack have in common; all others may differ."""
-
 
 @dataclasses.dataclass
 class Member:
@@ -176,7 +169,8 @@ class _Fleet:
         for run in runs:
             stored = self._stored[id(run)]
             protocol = protocol_id(run.method, run.config) if self._apart else ""
-            shape = [str(getattr(run.config, name, None)) for name in _SHAPING]
+            shaping = ("steps", *METHODS[run.method].learner().shared_fields)
+            shape = [getattr(run.config, name) for name in shaping]
             bounds = [bound.tobytes() for bound in run.bounds]
             device = str(resolve_device(run.config.device))
             key = (protocol, run.method, device, run.widths, stored.step if stored else 0, *shape, *bounds)

@@ -27,7 +27,8 @@ class Method:
 
     config: type[RunConfig]
     learner: Callable[[], Any]
-    """Returns the learner's class; called late, since learners import torch."""
+    """Returns the learner's class; called late, since learners import torch. Its `shared_fields` are the settings that
+    runs of one stack have in common."""
     summary: str
     off_policy: bool = False
     """Whether it learns after every step from stored transitions, not from a rollout at a time."""
@@ -39,7 +40,10 @@ def _with_signal(module: str, signal: str) -> Callable[[], Any]:
     def load() -> Any:
         from bcppo.algorithms.bcppo import BCPPO
 
-        return partial(BCPPO, signal=getattr(import_module(f"bcppo.algorithms.{module}"), signal))
+        kind = getattr(import_module(f"bcppo.algorithms.{module}"), signal)
+        learner: Any = partial(BCPPO, signal=kind)
+        learner.shared_fields = (*BCPPO.shared_fields, *kind.shared_fields)
+        return learner
 
     return load
 

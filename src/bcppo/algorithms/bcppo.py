@@ -36,10 +36,6 @@ from bcppo.queued import Awaited, settled
 from bcppo.settings import BCPPOConfig, PPOConfig
 from bcppo.streams import Streams
 
-SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm",
-                 "normalize_observations")  # fmt: skip
-"""Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
-
 
 class Disagreement(NoSignal):
     """BCPPO's cost signal: how far M bootstrapped critics of the cost disagree, priced by the Bachelier formula."""
@@ -113,6 +109,12 @@ class Rollout(NamedTuple):
 class BCPPO:
     """The learner: policies π, values V_r and V_c, critics {Q_c}, and the multiplier λ, of R runs."""
 
+    shared_fields = (
+        "rollout", "minibatch", "epochs", "hidden", "num_envs", "branch_normalization", "max_grad_norm",
+        "normalize_observations",
+    )  # fmt: skip
+    """Fields that shape the computation, with its signal's: equal for all runs of a stack. All others may differ."""
+
     def __init__(
         self,
         configs: Sequence[PPOConfig],
@@ -121,7 +123,7 @@ class BCPPO:
         device: torch.device,
         signal: Any = Disagreement,
     ):
-        for name in (*SHARED_FIELDS, *signal.shared_fields):
+        for name in (*self.shared_fields, *signal.shared_fields):
             if len({getattr(config, name) for config in configs}) > 1:
                 raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
         first = self.config = configs[0]

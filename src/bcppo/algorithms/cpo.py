@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bcppo.algorithms.onpolicy import OnPolicy, Sample, Tally, Updating
 from bcppo.algorithms.repeated import Repeated
-from bcppo.errors import ConfigError
 from bcppo.math.surrogate import gaussian_log_prob
 from bcppo.math.trust_region import Step, conjugate_gradients, constrained_step, dot
 from bcppo.queued import Arriving
@@ -25,14 +24,14 @@ DECAY = 0.8
 class CPO(OnPolicy):
     """Its multiplier is ν*, the price of cost in the step's dual: nothing is carried from one rollout to the next."""
 
+    shared_fields = (*OnPolicy.shared_fields, "conjugate_gradient_steps", "search_steps")
+
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self._damping = self.vector("damping").to(self._dtype).unsqueeze(1)
         self._reverse = torch.tensor([c.release_dual for c in self.configs], device=self._device)
         self._steps = [c.conjugate_gradient_steps for c in self.configs]
         self._search_steps = [c.search_steps for c in self.configs]
-        if len(set(self._steps)) > 1 or len(set(self._search_steps)) > 1:
-            raise ConfigError("Runs of one stack must agree on conjugate_gradient_steps and search_steps.")
 
     def improve(self, rollout: Sample, excess: Tensor) -> Updating:
         excess = excess.to(self._device)

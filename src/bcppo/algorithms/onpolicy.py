@@ -27,9 +27,6 @@ from bcppo.nets import GaussianPolicy, Stack
 from bcppo.queued import Arriving, Awaited, settled
 from bcppo.streams import Streams
 
-SHARED_FIELDS = ("rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window")
-"""Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
-
 
 class State(NamedTuple):
     """What a learner remembers between updates beside its networks; float64 or int64, one entry a run."""
@@ -80,6 +77,11 @@ Loss = Callable[[Sample, Tensor], Tensor]
 class OnPolicy:
     """Policies π, values V_r and V_c, and the state above, of R runs. The methods say how a policy improves."""
 
+    shared_fields: tuple[str, ...] = (
+        "rollout", "minibatch", "epochs", "hidden", "num_envs", "max_grad_norm", "window"
+    )  # fmt: skip
+    """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
+
     def __init__(
         self,
         configs: Sequence[Any],
@@ -88,7 +90,7 @@ class OnPolicy:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        for name in SHARED_FIELDS:
+        for name in self.shared_fields:
             if len({getattr(config, name) for config in configs}) > 1:
                 raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
         first = self.config = configs[0]

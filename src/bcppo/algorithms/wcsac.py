@@ -38,9 +38,6 @@ from bcppo.queued import Aside
 from bcppo.settings import WCSACConfig
 from bcppo.streams import Streams
 
-SHARED_FIELDS = ("minibatch", "buffer", "random_steps", "hidden", "polyak", "window", "num_envs")
-"""Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
-
 AVERAGED = (
     "loss_policy", "loss_value_reward", "loss_value_cost", "loss_value_variance", "entropy", "value_reward", "mu_c",
     "cost_std", "risk", "constraint_weight", "multiplier_positive",
@@ -77,6 +74,9 @@ class WCSAC:
     Actions are in [−1, 1] here; whoever stores and deploys them stretches that to the action space.
     """
 
+    shared_fields = ("minibatch", "buffer", "random_steps", "hidden", "polyak", "window", "num_envs")
+    """Fields that shape the computation: equal for all runs of a stack. All others may differ from run to run."""
+
     def __init__(
         self,
         configs: Sequence[WCSACConfig],
@@ -85,7 +85,7 @@ class WCSAC:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        for name in SHARED_FIELDS:
+        for name in self.shared_fields:
             if len({getattr(config, name) for config in configs}) > 1:
                 raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
         first = self.config = configs[0]
