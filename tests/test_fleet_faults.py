@@ -319,3 +319,46 @@ def test_a_fleet_that_needs_more_files_than_the_system_allows_is_refused(tmp_pat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (5, 5000))
     train_fleet([small("bcppo", 0, steps=64)], out=tmp_path / "other", workers=1, stacked=True)
     assert raised == [(5000, 5000)]
+
+
+# --- folders and what was asked for ---
+
+
+@pytest.mark.parametrize("name", ["status.json", "provenance.json", "config.json"])
+def test_a_damaged_record_stops_its_own_run(name: str, alone: dict[str, dict], tmp_path: Path) -> None:
+    runs, warned = [small("bcppo", seed) for seed in (0, 1)], Warned(bar=False)
+    sick = RunFolder(tmp_path / name_runs(runs)[0])
+    sick.create(*runs[0], "cpu")
+    (sick / name).write_text("{")
+    _, good = train_fleet(runs, out=tmp_path, workers=1, stacked=True, watch=warned)
+    check([good], alone)
+    assert sick.status()["state"] == "failed"
+    assert f"{name} is not whole" in sick.status()["message"]
+    assert warned.sentences == (f"{sick.path.name}: {sick.status()['message']}",)
+
+
+def test_a_busy_folder_is_left_alone_and_stops_no_other_run(alone: dict[str, dict], tmp_path: Path) -> None:
+    runs, warned = [small("bcppo", seed) for seed in (0, 1)], Warned(bar=False)
+    busy = RunFolder(tmp_path / name_runs(runs)[0])
+    busy.create(*runs[0], "cpu")
+    with busy.locked():
+        _, good = train_fleet(runs, out=tmp_path, workers=1, stacked=True, watch=warned)
+    check([good], alone)
+    assert not (busy / "status.json").exists()
+    (sentence,) = warned.sentences
+    assert sentence.startswith(f"{busy.path.name}: Another process is at work")
+
+
+def test_what_is_no_fleet_is_refused_in_one_sentence_before_anything_is_made(tmp_path: Path) -> None:
+    run = small("bcppo", 0)
+    for runs, how, sentence in (
+        ([run[1]], {}, r"pairs such as \('bcppo', config\), but a BCPPOConfig was given"),
+        ([run, small("bcppo", 1)], {"names": ["a"]}, "1 were given for 2 runs"),
+        ([run, small("bcppo", 1)], {"names": ["a", "a"]}, "1 were given for 2 runs"),
+        ([run], {"device": "cuda:1"}, "must be cpu, cuda or auto, but 'cuda:1' was given"),
+        ([run], {"device": "banana"}, "must be cpu, cuda or auto, but 'banana' was given"),
+        ([run, small("bcppo", 1, cost_limit_rate=None)], {}, "give a cost_limit_rate"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            train_fleet(runs, out=tmp_path, **how)
+    assert not list(tmp_path.iterdir())

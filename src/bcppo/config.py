@@ -20,6 +20,7 @@ EVAL_FIRST_SEED = 10_000
 OWN_TASK = "own"
 """The task's name in the records of a run whose environment came from Python, by `make_env`."""
 
+DEVICES = ("cpu", "cuda", "auto")
 NOT_PROTOCOL = ("seed", "device", "eval_every", "checkpoint_every", "log_every", "tensorboard")
 """Fields that tell runs of one protocol apart, or change nothing a result shows."""
 
@@ -66,7 +67,7 @@ class RunConfig:
         require(self, "eval_episodes", self.eval_episodes >= 1, "at least 1")
         require(self, "checkpoint_every", self.checkpoint_every >= 1, "at least 1 step")
         require(self, "log_every", self.log_every >= 1, "at least 1 step")
-        require(self, "device", self.device in ("cpu", "cuda", "auto"), "cpu, cuda or auto")
+        require(self, "device", self.device in DEVICES, "cpu, cuda or auto")
         if self.cost_limit_rate is not None:
             require_number(self, "cost_limit_rate", low=0.0)
 

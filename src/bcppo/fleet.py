@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ import torch
 
 from bcppo.algorithms import CONFIGS, METHODS
 from bcppo.config import NOT_PROTOCOL, RunConfig, text_of, to_json
-from bcppo.errors import ConfigError, unknown_name
+from bcppo.errors import BcppoError, ConfigError, unknown_name
 from bcppo.fused import compiled_kernels, require_compiler
 from bcppo.kept import refuse_kept
 from bcppo.lanes import train_in_lanes
 from bcppo.pool import worker_stack
-from bcppo.records import DIVERGED, FINISHED, FolderError, RunFolder, read_json
+from bcppo.records import DIVERGED, FAILED, FINISHED, FolderError, RunFolder, read_json
 from bcppo.run import ROUNDINGS, begun_with, make_config, resolve_device
 from bcppo.stack import SIMULATORS, versions
 from bcppo.stacked import Member, train_stacked
@@ -59,7 +59,8 @@ def train_fleet(
     runs of one protocol only: a GPU's rounding may depend on how many runs a stack has, and a protocol's seeds then
     come out the same whatever else is in the fleet. `compiled` has `torch.compile` make fewer kernels of a GPU's WCSAC
     update, which then takes a third less time and rounds differently. A run that fails says so in its folder and does
-    not stop the others.
+    not stop the others, nor does one whose environment fails or ends its process; where it shared a stack, the others
+    go on from their checkpoints.
 
     >>> import bcppo, tempfile
     >>> configs = [("ppopid", bcppo.make_config("ppopid", "hopper", seed=seed, steps=1024)) for seed in (0, 1)]
@@ -67,6 +68,7 @@ def train_fleet(
     >>> [folder.status()["state"] for folder in folders]
     ['finished', 'finished']
     """
+    names = _names(runs, names)
     where = resolve_device(device)
     stacked = where.type == "cuda" if stacked is None else stacked
     cores = len(os.sched_getaffinity(0))
@@ -87,10 +89,14 @@ def train_fleet(
     }
     if worker_python:
         note["versions"] = _with_workers(versions(), worker_stack(worker_python))
-    members = _prepare(runs, Path(out), names or name_runs(runs), where.type, note)
-    unfinished = [member for member in members if member.folder.status()["state"] not in (FINISHED, DIVERGED)]
+    members = _prepare(runs, Path(out), names, where.type, note)
+    damaged = [member for member in members if member.trouble]
+    whole = [member for member in members if not member.trouble]
+    unfinished = [member for member in whole if member.folder.status()["state"] not in (FINISHED, DIVERGED)]
     watch = watch or FleetWatch(bar=False)
-    with watch.fleet([(member.folder.path.name, member.config) for member in unfinished]):
+    with watch.fleet([(member.folder.path.name, member.config) for member in (*damaged, *unfinished)]):
+        for member in damaged:
+            _leave_damaged(member, watch)
         if not stacked:
             train_in_lanes([member.folder.path for member in unfinished], count, watch)
         else:
@@ -155,6 +161,19 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=+-]", ".", text)
 
 
+def _names(runs: Sequence[tuple[str, RunConfig]], names: Sequence[str] | None) -> Sequence[str]:
+    """The runs' names, given or made; refuses what is no list of runs, or names that do not fit it."""
+    for run in runs:
+        if not (isinstance(run, (tuple, list)) and len(run) == 2 and isinstance(run[1], RunConfig)):
+            kind = type(run).__name__
+            raise ConfigError(f"A fleet's runs are pairs such as ('bcppo', config), but a {kind} was given.")
+    if names is None:
+        return name_runs(runs)
+    if len(names) != len(runs) or len(set(names)) != len(names):
+        raise ConfigError(f"Each run needs a name of its own: {len(set(names))} were given for {len(runs)} runs.")
+    return names
+
+
 def _prepare(
     runs: Sequence[tuple[str, RunConfig]], out: Path, names: Sequence[str], device: str, note: dict[str, Any]
 ) -> list[Member]:
@@ -163,11 +182,16 @@ def _prepare(
     for (method, config), name in zip(runs, names, strict=True):
         if method not in METHODS:
             raise unknown_name("method", method, METHODS)
+        _ = config.limit_rate  # refuses a run without a limit
         folder = RunFolder(out / name)
         if folder.exists:
             refuse_kept(folder.path)
+            try:
+                found = _read(folder)
+            except BcppoError as error:
+                members.append(Member(method, config, folder, str(error)))
+                continue
             _refuse_other_rounding(folder, device, note["fleet"])
-            found = folder.load_config(CONFIGS)
             if (found[0], _settings(found[1])) != (method, _settings(config)):
                 raise FolderError(f"{folder.path} already holds another run; choose another folder for this fleet.")
             members.append(Member(method, found[1], folder))
@@ -177,6 +201,22 @@ def _prepare(
         if not member.folder.exists:
             member.folder.create(member.method, member.config, device, note)
     return members
+
+
+def _read(folder: RunFolder) -> tuple[str, RunConfig]:
+    """(method, config) of a run whose records are whole, as far as a fleet needs them before it begins."""
+    folder.status()
+    if not isinstance(read_json(folder / "provenance.json"), dict):
+        raise FolderError(f"{folder / 'provenance.json'} does not say where the run comes from.")
+    return folder.load_config(CONFIGS)
+
+
+def _leave_damaged(member: Member, watch: FleetWatch) -> None:
+    """Say why a run does not go on, in its folder too; the fleet goes on without it."""
+    with suppress(BcppoError), member.folder.locked():
+        member.folder.set_status(FAILED, member.trouble)
+    watch.over(member.folder.path.name, FAILED)
+    watch.warn(f"{member.folder.path.name}: {member.trouble}")
 
 
 def _refuse_other_rounding(folder: RunFolder, device: str, fleet: dict[str, Any]) -> None:

@@ -47,6 +47,8 @@ class Member:
     method: str
     config: RunConfig
     folder: RunFolder
+    trouble: str = ""
+    """Why its folder cannot be gone on with, where that is so."""
 
 
 def train_stacked(

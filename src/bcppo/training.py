@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from bcppo.algorithms import METHODS
+from bcppo.config import DEVICES
 from bcppo.errors import ConfigError, Diverged, of_run
 from bcppo.loops import Advance, OffPolicyLoop, OnPolicyLoop
 from bcppo.nets import keep_freed_memory
@@ -210,6 +211,11 @@ def load_learner(learner: Any, index: int, tensors: dict[str, np.ndarray]) -> No
 
 
 def resolve_device(name: str) -> torch.device:
+    if name not in DEVICES:
+        raise ConfigError(
+            f"The device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, but {name!r} was given; of several GPUs, "
+            "CUDA_VISIBLE_DEVICES says which."
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
