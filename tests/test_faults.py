@@ -136,7 +136,7 @@ def make_deadly() -> TinyCMDP:
 
 def test_an_environment_process_that_dies_again_and_again_is_reported(tmp_path: Path) -> None:
     settings = TINY | {"task": "test_faults:make_deadly", "num_envs": 2}
-    with pytest.raises(BcppoError, match=r"process died 3 times in a row; the run can be resumed") as error:
+    with pytest.raises(BcppoError, match=r"process died 3 times in a row \(SIGKILL\); the run can be resumed") as error:
         train(out=tmp_path / "run", **settings)
     assert RunFolder(tmp_path / "run").status() == {"state": "failed", "message": one_sentence(error)}
 

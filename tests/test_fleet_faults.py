@@ -18,7 +18,7 @@ from test_fleet import STORED, check, small
 from test_kill import results
 from tiny_cmdp import BrokenAfter, TinyCMDP
 
-from bcppo.errors import BcppoError, ConfigError
+from bcppo.errors import BcppoError, ConfigError, EnvironmentFailed
 from bcppo.fleet import name_runs, train_fleet
 from bcppo.policy import NumpyPolicy
 from bcppo.pool import Worker, close_all, take_in
@@ -105,6 +105,23 @@ def test_an_answer_that_nobody_took_is_not_taken_twice_once_its_worker_is_dead(w
             for remote, local, count in zip(remotes, locals_, steps):
                 np.testing.assert_array_equal(remote.finish().reward, local.collect(policy, count).reward)
                 remote.start(policy, 20)
+
+
+def test_an_environment_that_is_left_out_between_its_steps_is_not_waited_for(worker: Worker) -> None:
+    collector = RemoteCollector(worker, TINY, 0.3, *streams(0))
+    _ = collector.spaces
+    collector.start_lockstep(np.array([-5.0, 2.0], np.float32))
+    collector.await_lockstep()
+    worker._leave_out(0, EnvironmentFailed("It could not be put back."))
+    with within(30):
+        os.kill(worker.pid, signal.SIGKILL)
+        while worker.alive:
+            time.sleep(0.01)
+        worker.revive()
+        collector.start_step(None)
+        assert collector.ready()
+        with pytest.raises(EnvironmentFailed, match="could not be put back"):
+            collector._await_step()
 
 
 def test_shared_memory_is_reserved_or_refused_in_one_sentence(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

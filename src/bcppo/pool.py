@@ -148,6 +148,8 @@ class Worker:
             pass_fds=(self._file.fileno(),),
         )
         os.set_blocking(self._process.stdin.fileno(), False)  # type: ignore[union-attr]
+        self._poll = select.poll()
+        self._poll.register(self, select.POLLIN)
         self._dead = False
         _pids.add(self.pid)
 
@@ -203,12 +205,16 @@ class Worker:
 
     def ready(self, number: int) -> bool:
         """Whether an environment's answer is there (or its worker is dead, which `receive` mends)."""
-        while not self._settled(number) and _heard([self], 0.0):
+        while not self._settled(number) and self._poll.poll(0):
             self.hear()
         return self._settled(number)
 
     def _settled(self, number: int) -> bool:
-        return bool(self._inbox[number] or number in self._left_out or self.given_up)
+        return bool(self._inbox[number]) or self.refuses(number)
+
+    def refuses(self, number: int) -> bool:
+        """Whether an environment is left out, or all are: `receive` says why."""
+        return number in self._left_out or bool(self.given_up)
 
     def hear(self) -> None:
         """Read an answer that is there, for whichever environment. A dead process is started again, or is given up:
@@ -307,9 +313,8 @@ class Worker:
 
     def _leave_out(self, number: int, error: RunError) -> None:
         """Ask no more of an environment; whoever waits for it is told why."""
-        collector, self._left_out[number] = self._collectors[number], error
-        if collector is not None:
-            collector.fail_step()
+        self._left_out[number] = error
+        self._deaths.pop(number, None)
         self._forget(number)
 
     def release(self, number: int) -> None:

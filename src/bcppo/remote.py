@@ -68,7 +68,8 @@ class RemoteCollector:
 
     def ready(self) -> bool:
         if self._awaits_step:
-            return self._slot.answered[0] == self._count or self.worker.lost()
+            answered = self._slot.answered[0] == self._count
+            return answered or self.worker.lost() or self.worker.refuses(self._number)
         return self.worker.ready(self._number)
 
     def start(self, policy: Sampler, steps: int) -> None:
@@ -200,18 +201,13 @@ class RemoteCollector:
                 rest(self._crowded)
                 if self.worker.lost():
                     self.worker.revive()
-                    if self.worker.given_up:
-                        self.worker.receive(self._number)  # says why, as an error
+                if self.worker.refuses(self._number):
+                    self.worker.receive(self._number)  # says why, as an error
 
     @property
     def stepping(self) -> bool:
         """Whether its worker has begun with a step and not ended it."""
         return self._awaits_step and self._slot.answered[0] != self._count and self._slot.answered[1] == AT_WORK
-
-    def fail_step(self) -> None:
-        """A step that is awaited will not come: whoever waits for it asks the worker why."""
-        if self._awaits_step:
-            self._slot.fail(self._count)
 
     def _peek(self) -> int:
         """The next episode's seed: the stream gives it out only when this episode ends."""
