@@ -60,6 +60,12 @@ def streams(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
     return np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
 
 
+def still(low: np.ndarray, high: np.ndarray) -> NumpyPolicy:
+    """The same distribution whatever is seen."""
+    zeros = {"weight0": np.zeros((2, 1), np.float32), "bias0": np.zeros(1, np.float32)}
+    return NumpyPolicy(zeros | {"log_std": np.zeros(1, np.float32)}, low, high)
+
+
 def test_more_requests_than_fit_into_the_pipes_are_answered_all(worker: Worker) -> None:
     with within(30):
         many = [RemoteCollector(worker, TINY, 0.3, *streams(seed)) for seed in range(600)]
@@ -89,9 +95,7 @@ def test_an_answer_that_nobody_took_is_not_taken_twice_once_its_worker_is_dead(w
     remotes = [RemoteCollector(worker, TINY, 0.3, *streams(seed)) for seed in (0, 1)]
     locals_ = [Collector(environment_factory(TINY, 0.3), *streams(seed)) for seed in (0, 1)]
     _, low, high = remotes[0].spaces
-    weights = {"weight0": np.zeros((2, 1), np.float32), "bias0": np.zeros(1, np.float32),
-               "log_std": np.zeros(1, np.float32)}  # fmt: skip
-    policy = NumpyPolicy(weights, low, high)
+    policy = still(low, high)
     remotes[0].start(policy, 20)
     remotes[1].start(policy, 20_000)
     with within(30):
@@ -105,6 +109,21 @@ def test_an_answer_that_nobody_took_is_not_taken_twice_once_its_worker_is_dead(w
             for remote, local, count in zip(remotes, locals_, steps):
                 np.testing.assert_array_equal(remote.finish().reward, local.collect(policy, count).reward)
                 remote.start(policy, 20)
+
+
+def test_environments_are_ready_together_only_if_all_answers_are_there(worker: Worker) -> None:
+    """That one of them is left out shows when the worker is brought back, without the others' answers."""
+    good = RemoteCollector(worker, TINY, 0.3, *streams(0))
+    deadly = RemoteCollector(worker, "tiny_cmdp:make_deadly", 0.3, *streams(1))
+    policy = still(*good.spaces[1:])
+    for collector in (good, deadly):
+        collector.start(policy, 20)
+    with within(60):
+        while not (good.ready() and deadly.ready()):
+            time.sleep(0.001)
+        assert worker._inbox[0]
+        with pytest.raises(EnvironmentFailed, match="died 3 times"):
+            deadly.finish()
 
 
 def test_an_environment_that_is_left_out_between_its_steps_is_not_waited_for(worker: Worker) -> None:

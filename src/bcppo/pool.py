@@ -204,10 +204,12 @@ class Worker:
         return message is not None
 
     def ready(self, number: int) -> bool:
-        """Whether an environment's answer is there (or its worker is dead, which `receive` mends)."""
+        """Whether an environment's answer is there, or will never be; not where its worker was brought back meanwhile,
+        which takes away what others had: whoever waits for several would wait for those with its turn still to come."""
+        process = self._process
         while not self._settled(number) and self._poll.poll(0):
             self.hear()
-        return self._settled(number)
+        return self._settled(number) and self._process is process
 
     def _settled(self, number: int) -> bool:
         return bool(self._inbox[number]) or self.refuses(number)
