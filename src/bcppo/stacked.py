@@ -36,6 +36,8 @@ SPARE_TURNS = 1
 
 _PATIENCE, _BETWEEN_LOOKS = 1.0, 0.0005
 """Seconds to wait for workers at most; while a GPU is at an update, too."""
+_OTHER_FILES = 256
+"""Open files beside a fleet's locks and pipes: libraries, curves that are being written, and room to spare."""
 _NAMED = 5
 """Runs that a warning names."""
 
@@ -60,7 +62,7 @@ def train_stacked(
     *,
     apart: bool,
 ) -> None:
-    _allow_files(len(members) + 3 * min(count, len(members)))
+    _allow_files(2 * len(members) + 3 * min(count, len(members)))
     with ExitStack() as ends:
         free = [member for member in members if _lock(member, ends, watch)]
         turns = Turns(min(count, len(os.sched_getaffinity(0)) + SPARE_TURNS))
@@ -86,18 +88,19 @@ def _lock(member: Member, ends: ExitStack, watch: FleetWatch) -> bool:
 
 
 def _allow_files(more: int) -> None:
-    """As many open files as the system allows: a fleet's locks and pipes may be more than the usual 1,024."""
+    """Room for a fleet's locks, curves and pipes, where the usual 1,024 open files are not enough."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more
+    needed = more + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ConfigError(
-            f"This fleet opens {needed:,} files and more, but the system allows {hard:,}: raise that (`ulimit -Hn`), "
-            "or train fewer runs at once."
+            f"This fleet opens some {needed:,} files, but the system allows {hard:,}: raise that (`ulimit -Hn`), or train "
+            "fewer runs at once."
         )
-    if soft != resource.RLIM_INFINITY and soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 def _parts(stack: list[Run]) -> list[list[Run]]:
