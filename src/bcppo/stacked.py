@@ -97,8 +97,8 @@ def _allow_files(more: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ConfigError(
-            f"This fleet opens some {needed:,} files, but the system allows {hard:,}: raise that (`ulimit -Hn`), or train "
-            "fewer runs at once."
+            f"This fleet opens some {needed:,} files, but the system allows {hard:,}: raise that (`ulimit -Hn`), or "
+            "train fewer runs at once."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
