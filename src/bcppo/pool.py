@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import numpy as np
 
 from bcppo.errors import BcppoError, ConfigError, Diverged, EnvironmentFailed, RunError, WorkerLost
 from bcppo.lockstep import rest
+from bcppo.process import signal_name
 from bcppo.worker import ABSENT, PRESENT, Arrays, Places, message_bytes, read_message, shared_arrays
 
 if TYPE_CHECKING:
@@ -397,8 +397,7 @@ def close_all(workers: Sequence[Worker]) -> None:
 
 def _ended(status: int) -> str:
     """How a process ended, in words."""
-    names = {one.value: one.name for one in signal.Signals}
-    return names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"
+    return signal_name(status) if status < 0 else f"exit status {status}"
 
 
 def worker_command(python: str | None, module: str) -> tuple[list[str], dict[str, str]]:
