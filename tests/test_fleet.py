@@ -19,11 +19,12 @@ from test_kill import results
 
 from bcppo.errors import BcppoError, ConfigError
 from bcppo.fleet import name_runs, train_fleet, vary
-from bcppo.pool import Turns, Worker, wait
+from bcppo.pool import Worker, wait
 from bcppo.records import FolderError, RunFolder, read_json
 from bcppo.remote import RemoteCollector
 from bcppo.run import Run, make_config, resume, train
 from bcppo.training import Trainer
+from bcppo.turns import Turns
 from bcppo.watch import FleetWatch
 
 SMALL = {

@@ -357,6 +357,20 @@ def test_a_fleet_that_needs_more_files_than_the_system_allows_is_refused(tmp_pat
     assert raised == [(5000, 5000)]
 
 
+def test_environments_of_finished_runs_are_let_go_of(tmp_path: Path, monkeypatch) -> None:
+    """A worker that dies later need not put them back."""
+    hosted: list[RemoteCollector | None] = []
+
+    def look_and_close(workers: list[Worker]) -> None:
+        hosted.extend(collector for worker in workers for collector in worker._collectors)
+        close_all(workers)
+
+    monkeypatch.setattr("bcppo.stacked.close_all", look_and_close)
+    runs = [small("bcppo", seed, steps=64) for seed in (0, 1)]
+    train_fleet(runs, out=tmp_path, workers=1, stacked=True, device="cpu")
+    assert hosted == [None, None]
+
+
 # --- folders and what was asked for ---
 
 

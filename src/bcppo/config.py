@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -184,6 +184,13 @@ def _settle_types(config: RunConfig) -> None:
 def require(config: RunConfig, name: str, holds: bool, what: str) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {what}, but {getattr(config, name)!r} was given.")
+
+
+def require_same(configs: Sequence[Any], names: Iterable[str]) -> None:
+    """Runs of one stack agree on what shapes its computation."""
+    for name in names:
+        if len({getattr(config, name) for config in configs}) > 1:
+            raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
 
 
 def require_number(

@@ -17,11 +17,12 @@ from typing import Any
 from bcppo.algorithms import METHODS
 from bcppo.config import RunConfig, protocol_id
 from bcppo.errors import BcppoError, ConfigError, Diverged, RunError, WorkerLost, in_words
-from bcppo.pool import Turns, Worker, close_all, take_in, wait
+from bcppo.pool import Worker, close_all, take_in, wait
 from bcppo.queued import Awaited
 from bcppo.records import DIVERGED, FAILED, RUNNING, FolderBusy, RunFolder
 from bcppo.run import Run, Stored, leave
 from bcppo.training import BadFolder, Trainer, resolve_device
+from bcppo.turns import Turns
 from bcppo.watch import FleetWatch
 
 STEP_COSTS = {"goal1": 2.0, "button1": 8.0, "push1": 6.0, "hopper": 1.0, "ant": 2.0}

@@ -19,7 +19,7 @@ from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.ppo import NoSignal
 from bcppo.algorithms.repeated import Captured, Metrics, Repeated, total
-from bcppo.errors import ConfigError
+from bcppo.config import require_same
 from bcppo.math.bachelier import disagreement, effective_beta, excess_factor, mean_prediction, reference_level
 from bcppo.math.gae import Advantage, gae, td_target
 from bcppo.math.pid import PidGains, PidState, PidTerms, pid_start, pid_step
@@ -123,9 +123,7 @@ class BCPPO:
         device: torch.device,
         signal: Any = Disagreement,
     ):
-        for name in (*self.shared_fields, *signal.shared_fields):
-            if len({getattr(config, name) for config in configs}) > 1:
-                raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
+        require_same(configs, (*self.shared_fields, *signal.shared_fields))
         first = self.config = configs[0]
         observation, action = widths
         init = [stream.init for stream in streams]

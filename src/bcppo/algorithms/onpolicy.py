@@ -19,7 +19,7 @@ from bcppo.adam import Adam
 from bcppo.algorithms.batch import Batch, take
 from bcppo.algorithms.observed import Seen, absorb, normalization, normalized, nothing_seen, policy_normalization
 from bcppo.algorithms.repeated import Metrics, Repeated, total
-from bcppo.errors import ConfigError
+from bcppo.config import require_same
 from bcppo.math.gae import Advantage, gae
 from bcppo.math.surrogate import gaussian_log_prob, standardize
 from bcppo.math.trust_region import gaussian_kl
@@ -90,9 +90,7 @@ class OnPolicy:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        for name in self.shared_fields:
-            if len({getattr(config, name) for config in configs}) > 1:
-                raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
+        require_same(configs, self.shared_fields)
         first = self.config = configs[0]
         self.configs, self._device, self._dtype = configs, device, dtype
         observation, action = widths

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 
 from bcppo.adam import Adam
 from bcppo.algorithms.overlap import Overlapped
-from bcppo.errors import ConfigError
+from bcppo.config import require_same
 from bcppo.fused import fusible
 from bcppo.math.cvar import gaussian_tail_mean
 from bcppo.math.wcsac import (
@@ -85,9 +85,7 @@ class WCSAC:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ):
-        for name in self.shared_fields:
-            if len({getattr(config, name) for config in configs}) > 1:
-                raise ConfigError(f"Runs of one stack must agree on {name}; put these runs into separate fleets.")
+        require_same(configs, self.shared_fields)
         first = self.config = configs[0]
         self.widths, self.runs, self.device, self.dtype = widths, len(configs), device, dtype
         init = [stream.init for stream in streams]
