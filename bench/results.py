@@ -8,6 +8,8 @@
     claims       the paper's claims, what the study says to each, and the rule of the verdict
     disagreement BCPPO less PPO-PID by seed, with intervals
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
+    signs        how many of those differences are told from 0 at all, by the paper's five seeds and by ours, and how
+                 many point the same way
     sweep        sensitivity's settings in the order of β_eff, the one number that β, κ and α amount to, and the rank
                  correlation of our means with the paper's
     seeds        return and CVaR@95 of every run
@@ -19,6 +21,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -33,7 +36,7 @@ from bcppo.report.claims import COMPLETE, claims_of
 from bcppo.report.entries import MAIN
 from bcppo.report.load import StudyRecords, load_study
 from bcppo.report.names import TASKS, label
-from bcppo.report.paper_tables import POSITIVE_SHARE, paper_value
+from bcppo.report.paper_tables import POSITIVE_SHARE, SEEDS, paper_value
 from bcppo.report.stats import CELL, Statistics, meets_mean_not_tail, statistics
 from bcppo.run import make_config
 
@@ -170,6 +173,30 @@ def effects(records: StudyRecords, stats: Statistics) -> list[str]:
     return table(("task", "variant", *TITLES), named(rows))
 
 
+def signs(records: StudyRecords, stats: Statistics) -> list[str]:
+    """Each difference in standard errors of its own, so that metrics and tasks can be counted together."""
+    cells = {(cell["task"], cell["variant"]): cell for cell in whole(stats)}
+    rows = stats.effects.iter_rows(named=True)
+    asked = [(cells[row["task"], row["variant"]], cells[row["task"], ""], metric) for row in rows for metric in METRICS]
+    paper = [apart(printed(cell, metric), printed(base, metric)) for cell, base, metric in asked]
+    ours = [apart(*((own[metric], own[f"{metric}_std"]) for own in (cell, base))) for cell, base, metric in asked]
+    told = [sum(abs(value) > FAR for value in found) for found in (paper, ours)]
+    both = [a * b for a, b in zip(paper, ours) if a and b]
+    rank = spearmanr(paper, ours)
+    return [
+        f"Of {len(asked)} differences from BCPPO the paper's are more than two standard errors from 0 in {told[0]}, "
+        f"ours in {told[1]} (means of five seeds, not paired).",
+        f"{sum(product > 0 for product in both)} of the {len(both)} that have a sign in both have the same one.",
+        "Rank correlation of the two, in their standard errors: "
+        + minus(f"{rank.statistic:.2f} (p = {rank.pvalue:.2f})."),
+    ]
+
+
+def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """The difference of two means of five seeds in its standard errors."""
+    return (one[0] - other[0]) / math.sqrt((one[1] ** 2 + other[1] ** 2) / SEEDS)
+
+
 def sweep(records: StudyRecords, stats: Statistics) -> list[str]:
     found = sorted(((_effective_beta(cell["variant"]), cell) for cell in whole(stats)), key=lambda row: row[0])
     pairs = {metric: [(cell[metric], printed(cell, metric)[0]) for _, cell in found] for metric in METRICS}
@@ -220,7 +247,7 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
-    block.__name__: block for block in (cells, far, tails, claims, disagreement, effects, sweep, seeds)
+    block.__name__: block for block in (cells, far, tails, claims, disagreement, effects, signs, sweep, seeds)
 }
 
 
@@ -253,7 +280,8 @@ def main() -> None:
         write_atomically(options.into, lambda path: path.write_text(text, encoding="utf-8"))
         return
     records, stats = loaded(options.study)
-    every = [name for name in BLOCKS if name != "sweep" or records.name == "sensitivity"]
+    absent = {"sweep": records.name != "sensitivity", "signs": stats.effects.is_empty()}
+    every = [name for name in BLOCKS if not absent.get(name)]
     for name in options.blocks or every:
         print("\n".join(BLOCKS[name](records, stats)) + "\n")
 
