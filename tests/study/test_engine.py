@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,25 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(arguments, compla
     assert code == 2
     assert complaint in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "scale", "--out", "{out}"],
+        ["status", "{out}"],
+        ["evaluate", "{out}"],
+        ["gather", "{out}", "--out", "{out}"],
+    ],
+)
+def test_a_published_study_is_not_taken_for_one_that_waits_for_its_runs(arguments, tmp_path, capsys) -> None:
+    out = tmp_path / "scale"
+    shutil.copytree(Path(__file__).parents[2] / "results" / "scale", out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    code, _, err = run(capsys, "study", *(word.format(out=out) for word in arguments))
+    assert code == 2
+    assert "published form" in err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_list_names_every_study_and_its_size(capsys) -> None:

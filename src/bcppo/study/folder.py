@@ -36,6 +36,11 @@ class StudyFolder:
     def study(self) -> Study:
         if not self.exists:
             raise StudyError(f"{self.path} holds no study: there is no study.json in it.")
+        if (self.path / "runs.parquet").exists():
+            raise StudyError(
+                f"{self.path} is a study in its published form, without run folders: `bcppo report` reads it; "
+                "runs need another folder."
+            )
         return read_study(self.path / "study.json")
 
     def locked(self) -> AbstractContextManager[None]:
