@@ -367,6 +367,71 @@ def test_stacks_that_are_few_are_divided_so_that_some_simulate_while_another_lea
     assert sizes == [2, 1, 1, 1]
 
 
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+    """The stacks that were launched, seed → step of its runs."""
+    launched: list[dict[int, int]] = []
+    restore = Trainer.restore
+
+    def noting(self: Trainer, stored: list) -> None:
+        restore(self, stored)
+        launched.append({run.config.seed: run.step for run in self.runs})
+
+    monkeypatch.setattr(Trainer, "restore", noting)
+    return launched
+
+
+@pytest.mark.parametrize(
+    ("back", "then"),
+    [
+        ((3,), [{0: 256, 3: 256}, {1: 384}, {2: 384}]),  # a kill between two checkpoints of a stack
+        ((0, 3), [{0: 256, 3: 256}, {1: 384}, {2: 384}]),  # between two stacks
+        ((3, 3), [{0: 384}, {1: 384}, {2: 384}, {3: 128}]),  # nobody has a checkpoint from then
+    ],
+)
+def test_a_fleet_that_was_killed_goes_on_in_the_stacks_it_had(
+    back: tuple[int, ...], then: list[dict[int, int]], stacks: list[dict[int, int]], tmp_path: Path, monkeypatch
+) -> None:
+    """On a GPU a run rounds differently in other company."""
+    runs = [small("bcppo", seed) for seed in range(4)]
+    whole = train_fleet(runs, out=tmp_path / "whole", workers=1, stacked=True)
+    saved: dict[str, list[bytes]] = {}
+    save = RunFolder.save_checkpoint
+
+    def keeping(self: RunFolder, tensors, notes) -> None:
+        save(self, tensors, notes)
+        saved.setdefault(self.path.name, []).append((self / "checkpoint.safetensors").read_bytes())
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", keeping)
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(runs, out=tmp_path / "fleet", workers=1, stacked=True, watch=Stop(448))
+    folders = [RunFolder(tmp_path / "fleet" / name) for name in name_runs(runs)]
+    for seed in set(back):
+        times = back.count(seed)
+        (folders[seed] / "checkpoint.previous.safetensors").unlink()
+        (folders[seed] / "checkpoint.safetensors").write_bytes(saved[folders[seed].path.name][-1 - times])
+    stacks.clear()
+
+    train_fleet(runs, out=tmp_path / "fleet", workers=1, stacked=True)
+    assert sorted(stacks, key=min) == then
+    assert [results(folder.path) for folder in folders] == [results(folder.path) for folder in whole]
+
+
+def test_a_stack_with_stored_transitions_goes_back_to_the_checkpoint_that_all_its_runs_have(
+    stacks: list[dict[int, int]], tmp_path: Path
+) -> None:
+    runs = [("wcsac", make_config("wcsac", seed=seed, **STORED)) for seed in range(3)]
+    whole = train_fleet(runs, out=tmp_path / "whole", workers=1, stacked=True)
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(runs, out=tmp_path / "fleet", workers=1, stacked=True, watch=Stop(250))
+    folders = [RunFolder(tmp_path / "fleet" / name) for name in name_runs(runs)]
+    folders[1].go_back()
+    stacks.clear()
+    train_fleet(runs, out=tmp_path / "fleet", workers=1, stacked=True)
+    assert stacks == [{0: 100, 1: 100, 2: 100}]
+    assert [results(folder.path) for folder in folders] == [results(folder.path) for folder in whole]
+
+
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     runs = [small("bcppo", 0)]
     train_fleet(runs, out=tmp_path, workers=1)

@@ -300,10 +300,13 @@ class RunFolder:
         write_tensors(self._checkpoint("next"), tensors, notes)
         self._advance_checkpoints()
 
-    def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole; says so where a newer one is damaged. None before the first."""
+    def load_checkpoint(self, warn: Callable[[str], None], *, previous: bool = False) -> Checkpoint | None:
+        """The newest checkpoint that is whole; says so where a newer one is damaged. None before the first.
+
+        With `previous` the one before it, in a folder that was tidied.
+        """
         trouble = []
-        for kind in ("next", "", "previous"):
+        for kind in ("previous",) if previous else ("next", "", "previous"):
             path = self._checkpoint(kind)
             if not path.exists():
                 continue
@@ -335,6 +338,10 @@ class RunFolder:
             self._advance_checkpoints()
         elif not self._checkpoint().exists() and self._checkpoint("previous").exists():
             self._checkpoint("previous").replace(self._checkpoint())
+
+    def go_back(self) -> None:
+        """From now on the newest checkpoint is the one before it, in a folder that was tidied."""
+        self._checkpoint("previous").replace(self._checkpoint())
 
     def _checkpoint(self, kind: str = "") -> Path:
         return self / (f"checkpoint.{kind}.safetensors" if kind else "checkpoint.safetensors")

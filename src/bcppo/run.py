@@ -212,9 +212,12 @@ class Run:
             "streams": self.streams.dump(),
         }
 
-    def stored(self, warn: Callable[[str], None]) -> Stored | None:
-        """What the folder's newest checkpoint and the rows before it hold, where they fit; None before the first."""
-        loaded = self.folder.load_checkpoint(warn)
+    def stored(self, warn: Callable[[str], None], *, previous: bool = False) -> Stored | None:
+        """What the folder's newest checkpoint and the rows before it hold, where they fit; None before the first.
+
+        With `previous` the same of the checkpoint before it.
+        """
+        loaded = self.folder.load_checkpoint(warn, previous=previous)
         if loaded is None:
             return None
         tensors, notes = loaded

@@ -19,7 +19,7 @@ from bcppo.config import RunConfig, protocol_id
 from bcppo.errors import BcppoError, ConfigError, Diverged, RunError, WorkerLost, in_words
 from bcppo.pool import Worker, close_all, take_in, wait
 from bcppo.queued import Awaited
-from bcppo.records import DIVERGED, FAILED, RUNNING, FolderBusy, RunFolder
+from bcppo.records import DIVERGED, FAILED, RUNNING, FolderBusy, FolderError, RunFolder
 from bcppo.run import Run, Stored, leave
 from bcppo.training import BadFolder, Trainer, resolve_device
 from bcppo.turns import Turns
@@ -125,11 +125,18 @@ class _Fleet:
         self._at_work: dict[Generator[Sequence[Any], None, None], tuple[Trainer, Sequence[Any]]] = {}
 
     def begin(self, members: Sequence[Member]) -> None:
-        stacks = self._stacks(self._opened(members))
-        if len(stacks) < FEWEST_PARTS and not self._apart:
-            stacks = [part for stack in stacks for part in _parts(stack)]
+        whole = self._stacks(self._opened(members))
+        stacks = self._divided(whole)
+        level = [self._level(stack) for stack in stacks]
+        if not all(level):
+            stacks = self._divided([own for stack in whole for own in self._by_step(stack)])
         for stack in stacks:
             self._launch(stack)
+
+    def _divided(self, stacks: list[list[Run]]) -> list[list[Run]]:
+        if len(stacks) < FEWEST_PARTS and not self._apart:
+            return [part for stack in stacks for part in _parts(stack)]
+        return stacks
 
     def _opened(self, members: Sequence[Member]) -> list[Run]:
         """Runs whose environments could be made and whose folders are whole, where they go on from.
@@ -170,18 +177,43 @@ class _Fleet:
         return not all(worker.given_up for worker in self._workers)
 
     def _stacks(self, runs: Iterable[Run]) -> list[list[Run]]:
-        """Runs that can share a learner."""
+        """Runs that can share a learner, once they are at one step."""
         groups: dict[Any, list[Run]] = {}
         for run in runs:
-            stored = self._stored[id(run)]
             protocol = protocol_id(run.method, run.config) if self._apart else ""
             shaping = ("steps", *METHODS[run.method].learner().shared_fields)
             shape = [getattr(run.config, name) for name in shaping]
             bounds = [bound.tobytes() for bound in run.bounds]
             device = str(resolve_device(run.config.device))
-            key = (protocol, run.method, device, run.widths, stored.step if stored else 0, *shape, *bounds)
+            key = (protocol, run.method, device, run.widths, *shape, *bounds)
             groups.setdefault(key, []).append(run)
         return list(groups.values())
+
+    def _step(self, run: Run) -> int:
+        stored = self._stored[id(run)]
+        return stored.step if stored else 0
+
+    def _by_step(self, stack: Iterable[Run]) -> list[list[Run]]:
+        """Runs that can go on together as they are."""
+        groups: dict[int, list[Run]] = {}
+        for run in stack:
+            groups.setdefault(self._step(run), []).append(run)
+        return list(groups.values())
+
+    def _level(self, stack: Sequence[Run]) -> bool:
+        """Whether the runs of a stack are at one step. Those that were killed a checkpoint ahead of the others go back
+        to it, so that the stack is what it was: on a GPU a run rounds differently in other company."""
+        earliest = min(map(self._step, stack))
+        for run in stack:
+            if self._step(run) == earliest:
+                continue
+            with suppress(FolderError, OSError):  # then it stays where it is
+                run.folder.tidy()
+                before = run.stored(self._watch.warn, previous=True)
+                if before and before.step == earliest:
+                    run.folder.go_back()
+                    self._stored[id(run)] = before
+        return all(self._step(run) == earliest for run in stack)
 
     def _launch(self, runs: Sequence[Run]) -> None:
         try:
@@ -243,7 +275,8 @@ class _Fleet:
     def _reopen(self, members: Sequence[Member]) -> None:
         """Runs whose stack has lost one of them, or a worker, from where their folders are."""
         for stack in self._stacks(self._opened(members)):
-            self._launch(stack)
+            for own in [stack] if self._level(stack) else self._by_step(stack):
+                self._launch(own)
 
     def _refuse(self, runs: Sequence[Run | Member], error: Exception) -> None:
         """Runs that never began: their folders get the reason, and nothing else in them is touched."""
