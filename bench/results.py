@@ -4,9 +4,11 @@
                  bootstrap interval, CVaR@95 again from 200 episodes where runs have them, and how far the means of
                  return and CVaR@95 lie from the paper's, in its standard deviations
     far          the cells more than two of them off
+    misses       the cell means more than two standard errors of the difference off: fewer where seeds spread much
+    places       how often each method's mean pair is not dominated, and how many others it dominates
     tails        runs whose mean cost keeps the limit and whose CVaR@95 does not, by 20 episodes and by 200
     claims       the paper's claims, what the study says to each, and the rule of the verdict
-    disagreement BCPPO less PPO-PID by seed, with intervals
+    disagreement BCPPO less PPO-PID by seed, with intervals; CVaR@95 by 200 episodes too, where both runs have them
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
     signs        how many of those differences are told from 0 at all, by the paper's five seeds and by ours, and how
                  many point the same way
@@ -28,16 +30,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import kruskal, spearmanr
+from scipy.stats import kruskal, spearmanr, ttest_1samp
 
 from bcppo.math.bachelier import effective_beta
 from bcppo.records import write_atomically
-from bcppo.report.claims import COMPLETE, claims_of
+from bcppo.report.claims import COMPLETE, agrees, claims_of
 from bcppo.report.entries import MAIN
 from bcppo.report.load import StudyRecords, load_study
-from bcppo.report.names import TASKS, label
+from bcppo.report.names import PAPER_METHODS, TASKS, label
 from bcppo.report.paper_tables import POSITIVE_SHARE, SEEDS, paper_value
-from bcppo.report.stats import CELL, Statistics, meets_mean_not_tail, statistics
+from bcppo.report.stats import (
+    CELL,
+    Statistics,
+    bootstrap_interval,
+    dominates,
+    generator,
+    meets_mean_not_tail,
+    statistics,
+)
 from bcppo.run import make_config
 
 ROOT = Path(__file__).parents[1]
@@ -140,6 +150,35 @@ def far(records: StudyRecords, stats: Statistics) -> list[str]:
     return [lead, *([""] if found else []), *map(minus, found)]
 
 
+def misses(records: StudyRecords, stats: Statistics) -> list[str]:
+    found, compared = [], 0
+    for cell in whole(stats):
+        known = [metric for metric in METRICS if printed(cell, metric)]
+        off = [NAMES[metric] for metric in known if not agrees(cell, metric)]
+        compared += len(known)
+        if off:
+            found.append((f"{label(cell['method'], cell['variant'])} on {TASKS[cell['task']]}", off))
+    count = sum(len(off) for _, off in found)
+    them = "; ".join(f"{name} ({', '.join(off)})" for name, off in found)
+    lead = f"{count} of {compared} cell means are more than two standard errors of the difference off"
+    return [f"{lead}: {them}." if them else f"{lead}."]
+
+
+def places(records: StudyRecords, stats: Statistics) -> list[str]:
+    """Each of the paper's methods among its seven; PPO-PID in BCPPO's place."""
+    means = {(cell["task"], cell["method"]): (cell["return"], cell["cvar95"]) for cell in whole(stats)}
+    rows = []
+    for method in (*PAPER_METHODS, "ppopid"):
+        others = [other for other in PAPER_METHODS if other not in (method, "bcppo" if method == "ppopid" else "")]
+        pairs = {task: [(means[task, method], means[task, other]) for other in others] for task in TASKS}
+        front = sum(not any(dominates(other, own) for own, other in pairs[task]) for task in TASKS)
+        below = [sum(dominates(own, other) for own, other in pairs[task]) for task in TASKS]
+        where = f"{sum(below)} ({', '.join(map(str, below))})"
+        rows.append((label(method, "") + (" in BCPPO's place" if method == "ppopid" else ""), str(front), where))
+    tasks = ", ".join(TASKS.values())
+    return table(("method", "not dominated, of 5 tasks", f"dominates, of 30 ({tasks})"), rows)
+
+
 def tails(records: StudyRecords, stats: Statistics) -> list[str]:
     short = meets_mean_not_tail(stats.runs).height
     said = [f"{short} of {stats.runs.height} runs keep the limit on average and not in CVaR@95"]
@@ -162,7 +201,18 @@ def claims(records: StudyRecords, stats: Statistics) -> list[str]:
 
 def disagreement(records: StudyRecords, stats: Statistics) -> list[str]:
     rows = stats.comparisons.filter(method="ppopid").iter_rows(named=True)
-    return table(("task", *TITLES), [(TASKS[row["task"]], *differences(row)) for row in rows])
+    found = [(TASKS[row["task"]], *differences(row), _many(stats, row["task"])) for row in rows]
+    return table(("task", *TITLES, "CVaR@95, 200 episodes"), found)
+
+
+def _many(stats: Statistics, task: str) -> str:
+    assert stats.long
+    own, other = (stats.long.runs.filter(task=task, method=method) for method in ("bcppo", "ppopid"))
+    pairs = own.join(other, on="seed", suffix="_other").sort("seed")
+    gaps = (pairs["many_cvar95"] - pairs["many_cvar95_other"]).to_numpy()
+    low, high = bootstrap_interval(gaps, generator(task, "ppopid", "many"))
+    row = {"task": task, "cvar95_difference": gaps.mean(), "cvar95_low": low, "cvar95_high": high}
+    return difference(row, "cvar95") + (f" ({len(gaps)} seeds)" if len(gaps) < own.height else "")
 
 
 def effects(records: StudyRecords, stats: Statistics) -> list[str]:
@@ -183,13 +233,27 @@ def signs(records: StudyRecords, stats: Statistics) -> list[str]:
     told = [sum(abs(value) > FAR for value in found) for found in (paper, ours)]
     both = [a * b for a, b in zip(paper, ours) if a and b]
     rank = spearmanr(paper, ours)
+    bold = [row[f"{m}_low"] > 0 or row[f"{m}_high"] < 0 for row in stats.effects.iter_rows(named=True) for m in METRICS]
+    paired = [_paired(stats, cell, metric) for cell, _, metric in asked]
+    lasting = [name for name, chance in paired if chance < 0.05]
     return [
         f"Of {len(asked)} differences from BCPPO the paper's are more than two standard errors from 0 in {told[0]}, "
         f"ours in {told[1]} (means of five seeds, not paired).",
         f"{sum(product > 0 for product in both)} of the {len(both)} that have a sign in both have the same one.",
         "Rank correlation of the two, in their standard errors: "
         + minus(f"{rank.statistic:.2f} (p = {rank.pvalue:.2f})."),
+        f"Paired by seed, {sum(bold)} of our percentile intervals are off 0, which of five pairs are too narrow; by a "
+        f"t-test of the pairs p < 0.05 in {len(lasting)}" + (f": {', '.join(lasting)}." if lasting else "."),
     ]
+
+
+def _paired(stats: Statistics, cell: dict[str, Any], metric: str) -> tuple[str, float]:
+    """What a difference is of, and the chance that a t-test of its pairs gives it."""
+    runs = stats.runs.filter(task=cell["task"], method=cell["method"])
+    pairs = runs.filter(variant=cell["variant"]).join(runs.filter(variant=""), on="seed", suffix="_other")
+    gaps = (pairs[metric] - pairs[f"{metric}_other"]).to_numpy()
+    name = f"{label(cell['method'], cell['variant'])} on {TASKS[cell['task']]} ({NAMES[metric]})"
+    return name, float(ttest_1samp(gaps, 0.0).pvalue) if gaps.any() else 1.0
 
 
 def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -226,12 +290,13 @@ def _effective_beta(variant: str) -> float:
 
 def differences(row: dict[str, Any]) -> list[str]:
     """Bold where the interval is off 0."""
-    found = []
-    for metric in METRICS:
-        mean, low, high = (row[f"{metric}_{part}"] for part in ("difference", "low", "high"))
-        text = [f"{value:.{digits(row['task'], metric)}f}" for value in (mean, low, high)]
-        found.append(f"{f'**{text[0]}**' if low > 0 or high < 0 else text[0]} [{text[1]}, {text[2]}]")
-    return found
+    return [difference(row, metric) for metric in METRICS]
+
+
+def difference(row: dict[str, Any], metric: str) -> str:
+    mean, low, high = (row[f"{metric}_{part}"] for part in ("difference", "low", "high"))
+    text = [f"{value:.{digits(row['task'], metric)}f}" for value in (mean, low, high)]
+    return f"{f'**{text[0]}**' if low > 0 or high < 0 else text[0]} [{text[1]}, {text[2]}]"
 
 
 def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
@@ -247,7 +312,8 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
-    block.__name__: block for block in (cells, far, tails, claims, disagreement, effects, signs, sweep, seeds)
+    block.__name__: block
+    for block in (cells, far, misses, places, tails, claims, disagreement, effects, signs, sweep, seeds)
 }
 
 
@@ -281,6 +347,7 @@ def main() -> None:
         return
     records, stats = loaded(options.study)
     absent = {"sweep": records.name != "sensitivity", "signs": stats.effects.is_empty()}
+    absent |= dict.fromkeys(("places", "disagreement"), records.name != "main")
     every = [name for name in BLOCKS if not absent.get(name)]
     for name in options.blocks or every:
         print("\n".join(BLOCKS[name](records, stats)) + "\n")

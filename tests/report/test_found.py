@@ -208,6 +208,26 @@ def test_the_command_line_reports_runs_and_says_which_it_could_not_use(own, tmp_
     assert load_study(folder).runs.height == 3  # the report itself is no run
 
 
+def test_points_far_below_the_curves_and_multipliers_of_all_sizes_are_in_the_panel(tmp_path):
+    make_runs(tmp_path, tasks=["goal1"], methods=["bcppo", "cppo"], seeds=(0, 1), steps=2048)
+    for path in tmp_path.glob("*/evaluations.parquet"):
+        rows = read_rows(path)
+        write_rows(path, rows | {"cost_rate": [1e-4] * len(rows["cost_rate"])})
+    for path in tmp_path.glob("*/progress.parquet"):
+        large = 1000.0 if "cppo" in path.parent.name and "bcppo" not in path.parent.name else 0.5
+        write_rows(path, read_rows(path) | {"cost_cvar95": [2.0, 1.0], "multiplier": [0.0, large]})
+    records = load_study(tmp_path)
+    figures = {figure.name: figure for figure in figures_of(records, statistics(records, draws=20))}
+    tail = figures["curves_cost_cvar95"].draw().axes[0]
+    assert tail.get_ylim()[0] < 1e-4
+    assert tail.get_ylim()[1] > 2.0
+    multiplier = figures["curves_multiplier"].draw().axes[0]
+    place = multiplier.transAxes.inverted().transform(multiplier.transData.transform([(0, 0.0), (0, 0.5), (0, 500.0)]))
+    assert place[0, 1] == pytest.approx(0.0, abs=1e-6)
+    assert place[1, 1] > 0.05, "a multiplier of 0.5 can be told from 0 beside one of 500"
+    assert place[2, 1] < 1.0
+
+
 def test_costs_of_zero_and_bands_down_to_zero_leave_a_figure_to_read(tmp_path):
     make_runs(tmp_path, tasks=["goal1", "hopper"], methods=["bcppo"], seeds=(0, 1), steps=2048)
     for run, tail in (("goal1-bcppo-seed0", [0.2, 0.1]), ("goal1-bcppo-seed1", [1e-17, 0.1]),

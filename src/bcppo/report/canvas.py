@@ -86,7 +86,7 @@ def pale(colour: str) -> tuple[float, ...]:
 def plain_log(axis: Any, ratio: float) -> None:
     """Ticks at 1, 2 and 5 where a log axis is short, written as plain numbers."""
     ticker = matplotlib_module().ticker
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if ratio < 30 else (1,)))
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if ratio < 50 else (1,)))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(ticker.NullFormatter())
 

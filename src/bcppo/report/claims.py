@@ -164,15 +164,16 @@ def _same_cells(cells: Means, stats: Statistics) -> Answer:
     rows = _main_cells(cells)
     details, held, count = [], 0, 0
     for metric, name in (("return", "Return"), ("cost", "Cost"), ("cvar95", "CVaR@95")):
-        agree = [_agrees(row, metric) for row in rows]
+        agree = [agrees(row, metric) for row in rows]
         details.append(f"{name}: {sum(agree)} of {len(agree)}")
         held, count = held + sum(agree), count + len(agree)
     verdict = REPRODUCED if held >= AGREEING * count else PARTLY if held >= count / 2 else NOT
     return f"{held} of {count} cell means agree", verdict, details
 
 
-def _agrees(row: dict, metric: str) -> bool:
-    printed = paper.paper_value(MAIN, row["task"], row["method"], "", metric)
+def agrees(row: dict, metric: str) -> bool:
+    """Whether a cell's mean and the paper's differ by at most two standard errors of their difference."""
+    printed = paper.paper_value(row["paper"], row["task"], row["method"], row["variant"], metric)
     if printed is None:
         return False
     error = math.sqrt((row[f"{metric}_std"] or 0.0) ** 2 / row["seeds"] + printed[1] ** 2 / paper.SEEDS)

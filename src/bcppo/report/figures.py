@@ -193,11 +193,15 @@ def _curve_figure(
 ) -> list[Figure]:
     if not rows.height:
         return []
+    if quantity == "multiplier":
+        caption += " Logarithmic from 1 on."
     tasks = in_order(rows["task"], TASKS)
     lines = rows.select("method", "variant").unique().rows(named=True)
     lines.sort(
         key=lambda row: (in_order([*METHODS, row["method"]], METHODS).index(row["method"]), variant_key(row["variant"]))
     )
+
+    parts = {"training": rows} if points is None else {"training": rows, "evaluation": points}
 
     def draw() -> Any:
         matplotlib_module()
@@ -212,21 +216,35 @@ def _curve_figure(
                 _draw_curve(axis, rows.filter(own), None if points is None else points.filter(own), line, number)
             axis.set_title(task_label(task))
             steps_axis(axis, int(rows.filter(pl.col("task") == task)["step"].max()))  # type: ignore[arg-type]
-            positive = rows.filter((pl.col("task") == task) & (pl.col("mean") > 0))["mean"].to_list()
-            if quantity == "cost_cvar95" and positive:
-                axis.set_yscale("log")
-                low, high = axis.get_ylim()
-                low = max(low, min(positive) / 10)  # a band that reaches down to 0 would take the whole of the axis
-                axis.set_ylim(low, high)
-                plain_log(axis.yaxis, high / low)
+            positive = (pl.col("task") == task) & (pl.col("mean") > 0)
+            _scale(axis, quantity, *(part.filter(positive)["mean"].to_list() for part in parts.values()))
         for axis in axes[:: min(3, len(axes))]:
             axis.set_ylabel(QUANTITIES[quantity])
         add_legend(place, {label(**line): _line(line, number) for number, line in enumerate(lines)})
         return figure
 
-    parts = {"training": rows} if points is None else {"training": rows, "evaluation": points}
     drawn = pl.concat([part.with_columns(kind=pl.lit(kind)) for kind, part in parts.items()])
     return [Figure(name, caption, draw, drawn)]
+
+
+def _scale(axis: Any, quantity: str, curves: list[float], points: Sequence[float] = ()) -> None:
+    """Costs on a log scale; multipliers, which are 0 most of the time and of very different sizes, on one from 1 on.
+
+    `curves` and `points` are the values that are drawn, as far as they are positive."""
+    if quantity == "cost_cvar95" and curves:
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        # A band that reaches down to 0 would take the whole of the axis; points are shown however low they are.
+        low = min([max(low, min(curves) / 10), *(point / 1.5 for point in points)])
+        high = max([high, *points])
+        axis.set_ylim(low, high)
+        plain_log(axis.yaxis, high / low)
+    elif quantity == "multiplier":
+        axis.set_yscale("symlog", linthresh=1.0)
+        axis.set_ylim(0.0, max(1.0, axis.get_ylim()[1]))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    elif quantity != "episode_return":
+        axis.set_ylim(bottom=max(axis.get_ylim()[0], 0.0))
 
 
 def _draw_curve(axis: Any, rows: pl.DataFrame, points: pl.DataFrame | None, line: dict, number: int) -> None:
