@@ -9,6 +9,7 @@ import pytest
 
 from bcppo.kept import check_kept, read_manifest, read_networks
 from bcppo.report.load import load_study
+from bcppo.study.named import DESIGNS, expand
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "bench"))
@@ -49,6 +50,16 @@ def test_packed_studies_can_be_read(name: str) -> None:
     assert records.runs["usable"].any()
     per_run = records.episodes.group_by("run").len()
     assert set(per_run["len"]) == {20}
+
+
+@pytest.mark.parametrize("name", ["main", "components", "scale", "sensitivity"])
+def test_the_paper_s_studies_are_there_to_the_last_run(name: str) -> None:
+    """As the library defines them today: the same runs, with the same settings, all of them usable."""
+    runs = load_study(RESULTS / name).runs
+    assert set(runs.select("id", "protocol").iter_rows()) == {
+        (entry.id, entry.protocol) for entry in expand(DESIGNS[name]).runs
+    }
+    assert runs["usable"].all()
 
 
 def test_tables_in_the_documents_are_what_the_data_give() -> None:
