@@ -44,7 +44,9 @@ def test_networks_and_records_are_small_enough_to_publish() -> None:
     assert size(RESULTS / "main") < 25 * MEGABYTE
 
 
-@pytest.mark.parametrize("name", ["main", "components", "scale", "sensitivity", "calibration-comparators", "controls"])
+@pytest.mark.parametrize(
+    "name", ["main", "components", "scale", "sensitivity", "calibration-comparators", "controls", "hopper-again"]
+)
 def test_packed_studies_can_be_read(name: str) -> None:
     records = load_study(RESULTS / name)
     assert records.runs["usable"].any()
