@@ -12,6 +12,7 @@
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
     signs        how many of those differences are told from 0 at all, by the paper's five seeds and by ours, and how
                  many point the same way
+    more         of more seeds of `components`: CVaR@95 of a variant less BCPPO's by seed, by these seeds and with all
     sweep        sensitivity's settings in the order of β_eff, the one number that β, κ and α amount to, and the rank
                  correlation of our means with the paper's
     seeds        return and CVaR@95 of every run
@@ -30,6 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy.stats import kruskal, spearmanr, ttest_1samp
 
 from bcppo.math.bachelier import effective_beta
@@ -168,6 +170,8 @@ def places(records: StudyRecords, stats: Statistics) -> list[str]:
     """Each of the paper's methods among its seven; PPO-PID in BCPPO's place."""
     means = {(cell["task"], cell["method"]): (cell["return"], cell["cvar95"]) for cell in whole(stats)}
     rows = []
+    if len(means) < len(TASKS) * (len(PAPER_METHODS) + 1):
+        return ["Not all methods are there on all tasks."]
     for method in (*PAPER_METHODS, "ppopid"):
         others = [other for other in PAPER_METHODS if other not in (method, "bcppo" if method == "ppopid" else "")]
         pairs = {task: [(means[task, method], means[task, other]) for other in others] for task in TASKS}
@@ -247,11 +251,34 @@ def signs(records: StudyRecords, stats: Statistics) -> list[str]:
     ]
 
 
+def more(records: StudyRecords, stats: Statistics) -> list[str]:
+    lines = []
+    _, before = loaded(ROOT / "results" / "components")
+    for row in stats.effects.iter_rows(named=True):
+        new, old = (gaps_of(one, row, "cvar95") for one in (stats, before))
+        every = [*old, *new]
+        test = ttest_1samp(every, 0.0)
+        low, high = test.confidence_interval()
+        text = (
+            f"{label(row['method'], row['variant'])} on {TASKS[row['task']]}, CVaR@95 less BCPPO's, by seed: "
+            f"{', '.join(f'{gap:.3f}' for gap in new)}; mean {new.mean():.3f}. With the {len(old)} of `components`: "
+            f"{sum(every) / len(every):.3f} [{low:.3f}, {high:.3f}], by a t-test of the {len(every)} pairs "
+            f"(p = {test.pvalue:.2f})."
+        )
+        lines.append(minus(text))
+    return lines
+
+
+def gaps_of(stats: Statistics, key: dict[str, Any], metric: str) -> np.ndarray:
+    """Of a cell's runs less those of its method as it is, by seed."""
+    runs = stats.runs.filter(task=key["task"], method=key["method"])
+    pairs = runs.filter(variant=key["variant"]).join(runs.filter(variant=""), on="seed", suffix="_other").sort("seed")
+    return (pairs[metric] - pairs[f"{metric}_other"]).to_numpy()
+
+
 def _paired(stats: Statistics, cell: dict[str, Any], metric: str) -> tuple[str, float]:
     """What a difference is of, and the chance that a t-test of its pairs gives it."""
-    runs = stats.runs.filter(task=cell["task"], method=cell["method"])
-    pairs = runs.filter(variant=cell["variant"]).join(runs.filter(variant=""), on="seed", suffix="_other")
-    gaps = (pairs[metric] - pairs[f"{metric}_other"]).to_numpy()
+    gaps = gaps_of(stats, cell, metric)
     name = f"{label(cell['method'], cell['variant'])} on {TASKS[cell['task']]} ({NAMES[metric]})"
     return name, float(ttest_1samp(gaps, 0.0).pvalue) if gaps.any() else 1.0
 
@@ -313,8 +340,13 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
     block.__name__: block
-    for block in (cells, far, misses, places, tails, claims, disagreement, effects, signs, sweep, seeds)
+    for block in (cells, far, misses, places, tails, claims, disagreement, effects, signs, more, sweep, seeds)
 }
+ONLY = {
+    "places": ("main",), "disagreement": ("main",), "signs": ("components", "scale", "sensitivity"),
+    "more": ("more-seeds",), "sweep": ("sensitivity",),
+}  # fmt: skip
+"""Blocks that are about some studies only."""
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -346,9 +378,7 @@ def main() -> None:
         write_atomically(options.into, lambda path: path.write_text(text, encoding="utf-8"))
         return
     records, stats = loaded(options.study)
-    absent = {"sweep": records.name != "sensitivity", "signs": stats.effects.is_empty()}
-    absent |= dict.fromkeys(("places", "disagreement"), records.name != "main")
-    every = [name for name in BLOCKS if not absent.get(name)]
+    every = [name for name in BLOCKS if records.name in ONLY.get(name, (records.name,))]
     for name in options.blocks or every:
         print("\n".join(BLOCKS[name](records, stats)) + "\n")
 
