@@ -96,7 +96,7 @@ def _written(records: StudyRecords, study: Any, out: Path, wanted: set[str]) -> 
     try:
         write_json(part / "study.json", study)
         runs = _runs(records, _digest_text((part / "study.json").read_bytes()))
-        progress = _drawn(records.progress)
+        progress = rounded(records.progress)
         tables = {"runs": runs, "episodes": records.evaluations, "progress": progress, LONG_TABLE: records.long}
         for name, frame in tables.items():
             if frame.height or name != LONG_TABLE:
@@ -144,7 +144,7 @@ def thin(progress: pl.DataFrame, every: int) -> pl.DataFrame:
     return progress.group_by("run", block.alias("block"), maintain_order=True).agg(columns).drop("block")
 
 
-def _drawn(progress: pl.DataFrame) -> pl.DataFrame:
+def rounded(progress: pl.DataFrame) -> pl.DataFrame:
     """The share of updates with λ > 0 is a figure of the tables; the others are only drawn, for which 7 digits do."""
     drawn = [name for name, kind in PROGRESS.items() if kind == pl.Float64 and name != "multiplier_positive_share"]
     return progress.with_columns(pl.col(drawn).cast(pl.Float32))

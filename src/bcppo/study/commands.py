@@ -1,4 +1,4 @@
-"""`bcppo study list`, `run`, `status`, `gather` and `evaluate`: parse and dispatch."""
+"""`bcppo study list`, `run`, `status`, `gather`, `evaluate` and `compare`: parse and dispatch."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ USAGE = """usage: bcppo study COMMAND …
   status     how far a study is                  bcppo study status runs/main
   gather     put pieces of a study together      bcppo study gather runs/piece1 runs/piece2 --out runs/main
   evaluate   its policies on many more episodes  bcppo study evaluate runs/main --episodes 200
+  compare    runs that were made twice           bcppo study compare runs/again results/main
 
 `bcppo study COMMAND --help` says more. A study of your own: bcppo study run my-study.json --out runs/mine"""
 
@@ -114,9 +115,24 @@ class _Evaluate:
     """Only these of the study's training seeds."""
 
 
+@dataclass(frozen=True)
+class _Compare:
+    """Say of each run that two studies have both finished whether it is the same to the last bit in both.
+
+    Evaluation episodes, curves and, where both folders tell, the policy's file. Either may be in its published form.
+    """
+
+    first: Annotated[Path, tyro.conf.Positional]
+    """A study's folder, packed or not."""
+    second: Annotated[Path, tyro.conf.Positional]
+    """Another, such as a published one."""
+
+
 def study(arguments: list[str]) -> None:
     """`bcppo study …`"""
-    commands = {"list": _list, "run": _run, "status": _status, "gather": _gather, "evaluate": _evaluate}
+    commands = {
+        "list": _list, "run": _run, "status": _status, "gather": _gather, "evaluate": _evaluate, "compare": _compare,
+    }  # fmt: skip
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return
@@ -251,6 +267,17 @@ def _evaluate(arguments: list[str]) -> None:
             f"{len(lost)} of {len(asked.runs)} runs could not be evaluated, for the reasons above; the same command "
             "tries again."
         )
+
+
+def _compare(arguments: list[str]) -> None:
+    options = parse(_Compare, arguments, "bcppo study compare")
+    from bcppo.report.comparing import compare_studies
+
+    found = compare_studies(options.first, options.second)
+    for comparison in found:
+        print(comparison.sentence)
+    if differ := [comparison.run for comparison in found if not comparison.same]:
+        raise StudyError(f"{len(differ)} of {len(found)} runs differ.")
 
 
 def _say(sentence: str) -> None:
