@@ -14,6 +14,7 @@ from bcppo.errors import BcppoError, RunError, of_run
 from bcppo.nets import LOG_STD_BOUNDS
 from bcppo.policy import NumpyPolicy
 from bcppo.queued import Arriving, Awaited, Queue
+from bcppo.records import REPLAY
 from bcppo.replay import ReplayFile
 from bcppo.rollout import Rollout
 
@@ -104,7 +105,7 @@ class OffPolicyLoop:
         low, high = (bound.astype(np.float32) for bound in runs[0].bounds)
         self._centre, self._half = (high + low) / 2, (high - low) / 2
         observation, action = runs[0].widths
-        self._files = [ReplayFile(run.folder / "replay.bin", 2 * observation + action + 3) for run in runs]
+        self._files = [ReplayFile(run.folder / REPLAY, 2 * observation + action + 3) for run in runs]
 
     def advance(self) -> Waiting:
         collectors = [run.collectors[0] for run in self._runs]

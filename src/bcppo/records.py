@@ -47,7 +47,8 @@ FORMAT = 1
 """Version of the folder's layout; a folder of another version is refused, not guessed at."""
 
 ROWS = ("progress", "episodes", "evaluations", "timings")
-_FIRST_FILES = ("config.json", "provenance.json", "status.json", "replay.bin", "tensorboard")
+REPLAY = "replay.bin"
+_FIRST_FILES = ("config.json", "provenance.json", "status.json", REPLAY, "tensorboard")
 """What a run leaves that ends before its first update."""
 _LAST_REMAINS = ("provenance.json", "status.json")
 """What may be left of a run that has no config: `create` was killed before it wrote one, or after it took one away."""

@@ -83,6 +83,7 @@ class Run:
             self.close()
             raise
         self.step = self.updates = self.advanced = 0
+        self.over = False  # whether its folder says that it is finished
         self.cumulative_cost = 0.0
         self.positive_multipliers = 0.0
         self.recent: deque[dict[str, float]] = deque(maxlen=RECENT)

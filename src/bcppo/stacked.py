@@ -19,7 +19,7 @@ from bcppo.config import RunConfig, protocol_id
 from bcppo.errors import BcppoError, ConfigError, Diverged, RunError, WorkerLost, in_words
 from bcppo.pool import Worker, close_all, take_in, wait
 from bcppo.queued import Awaited
-from bcppo.records import DIVERGED, FAILED, RUNNING, FolderBusy, FolderError, RunFolder
+from bcppo.records import DIVERGED, FAILED, REPLAY, RUNNING, FolderBusy, FolderError, RunFolder
 from bcppo.run import Run, Stored, leave
 from bcppo.training import BadFolder, Trainer, resolve_device
 from bcppo.turns import Turns
@@ -125,13 +125,8 @@ class _Fleet:
         self._at_work: dict[Generator[Sequence[Any], None, None], tuple[Trainer, Sequence[Any]]] = {}
 
     def begin(self, members: Sequence[Member]) -> None:
-        whole = self._stacks(self._opened(members))
-        stacks = self._divided(whole)
-        level = [self._level(stack) for stack in stacks]
-        if not all(level):
-            stacks = self._divided([own for stack in whole for own in self._by_step(stack)])
-        for stack in stacks:
-            self._launch(stack)
+        for stack in self._divided(self._stacks(self._opened(members))):
+            self._launch_level(stack)
 
     def _divided(self, stacks: list[list[Run]]) -> list[list[Run]]:
         if len(stacks) < FEWEST_PARTS and not self._apart:
@@ -193,27 +188,36 @@ class _Fleet:
         stored = self._stored[id(run)]
         return stored.step if stored else 0
 
-    def _by_step(self, stack: Iterable[Run]) -> list[list[Run]]:
-        """Runs that can go on together as they are."""
+    def _launch_level(self, stack: Sequence[Run]) -> None:
+        """A stack, or what can go on together of one whose runs are at different steps and stay there."""
+        self._level(stack)
         groups: dict[int, list[Run]] = {}
         for run in stack:
             groups.setdefault(self._step(run), []).append(run)
-        return list(groups.values())
+        for group in groups.values():
+            self._launch(group)
 
-    def _level(self, stack: Sequence[Run]) -> bool:
-        """Whether the runs of a stack are at one step. Those that were killed a checkpoint ahead of the others go back
-        to it, so that the stack is what it was: on a GPU a run rounds differently in other company."""
+    def _level(self, stack: Sequence[Run]) -> None:
+        """Runs that were killed a checkpoint ahead of others of their stack go back to it, where all of them can, so
+        that the stack is what it was: on a GPU a run rounds differently in other company."""
         earliest = min(map(self._step, stack))
-        for run in stack:
-            if self._step(run) == earliest:
-                continue
-            with suppress(FolderError, OSError):  # then it stays where it is
-                run.folder.tidy()
-                before = run.stored(self._watch.warn, previous=True)
-                if before and before.step == earliest:
-                    run.folder.go_back()
-                    self._stored[id(run)] = before
-        return all(self._step(run) == earliest for run in stack)
+        ahead = [run for run in stack if self._step(run) > earliest]
+        before = [self._before(run) for run in ahead]
+        if any(stored is None or stored.step != earliest for stored in before):
+            return
+        for run, stored in zip(ahead, before):
+            with suppress(OSError):  # then it stays where it is
+                run.folder.go_back()
+                self._stored[id(run)] = stored
+
+    def _before(self, run: Run) -> Stored | None:
+        """What a run could go back to. Not without its stored transitions, of which its last checkpoint has no need."""
+        try:
+            run.folder.tidy()
+            stored = run.stored(self._watch.warn, previous=True)
+        except (FolderError, OSError):
+            return None
+        return None if stored and "replay" in stored.notes and not (run.folder / REPLAY).exists() else stored
 
     def _launch(self, runs: Sequence[Run]) -> None:
         try:
@@ -260,23 +264,24 @@ class _Fleet:
 
     def _stop(self, runs: Sequence[Run], error: Exception, part: Callable[[Sequence[Run], Exception], None]) -> None:
         """A stack cannot go on. The run whose fault it is stops, or all where it is none's in particular; the others go
-        on from their checkpoints. So do all when a worker is given up, as long as there are others."""
+        on from their checkpoints, but for those that are over. So do all when a worker is given up, as long as there
+        are others."""
         whose = error.run if isinstance(error, (RunError, BadFolder)) else None
-        lost = [run for index, run in enumerate(runs) if whose in (index, None)]
+        lost = [run for index, run in enumerate(runs) if whose in (index, None) and not run.over]
         if isinstance(error, WorkerLost) and self._has_workers:
             lost = []
             self._watch.warn(f"{_names(runs)}: {error} It does so in another worker.")
         if lost:
             part(lost, error)
-        if rest := [run for run in runs if run not in lost]:
-            self._release(rest)
-            self._again.append([Member(run.method, run.config, run.folder) for run in rest])
+        rest = [run for run in runs if run not in lost]
+        self._release(rest)
+        if again := [Member(run.method, run.config, run.folder) for run in rest if not run.over]:
+            self._again.append(again)
 
     def _reopen(self, members: Sequence[Member]) -> None:
         """Runs whose stack has lost one of them, or a worker, from where their folders are."""
         for stack in self._stacks(self._opened(members)):
-            for own in [stack] if self._level(stack) else self._by_step(stack):
-                self._launch(own)
+            self._launch_level(stack)
 
     def _refuse(self, runs: Sequence[Run | Member], error: Exception) -> None:
         """Runs that never began: their folders get the reason, and nothing else in them is touched."""

@@ -85,11 +85,13 @@ class Trainer:
             yield from self._evaluate(missing, final=True)
             for index in missing:
                 self.checkpoint(index)
+            for index in range(len(self.runs)):
+                self._written(index)  # of all, before any lets go of what it would need to go back
             for index, run in enumerate(self.runs):
-                self._written(index)
                 save_policy(run.folder / "policy.safetensors", self.policy(index), run.method, run.config)
                 self.loop.finish(index)
                 run.folder.set_status(FINISHED)
+                run.over = True
         finally:
             if self._writer:
                 self._writer.shutdown()  # what was begun is written, whatever has happened
