@@ -9,10 +9,11 @@
     tails        runs whose mean cost keeps the limit and whose CVaR@95 does not, by 20 episodes and by 200
     claims       the paper's claims, what the study says to each, and the rule of the verdict
     disagreement BCPPO less PPO-PID by seed, with intervals; CVaR@95 by 200 episodes too, where both runs have them
+    way          the same of CVaR@95 at each evaluation on the way, with the number of seeds in which BCPPO's is lower
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
     signs        how many of those differences are told from 0 at all, by the paper's five seeds and by ours, and how
                  many point the same way
-    more         of more seeds of `components`: CVaR@95 of a variant less BCPPO's by seed, by these seeds and with all
+    more         of more seeds of `components`: CVaR@95 of a variant less BCPPO's by seed, of these and with the others
     sweep        sensitivity's settings in the order of β_eff, the one number that β, κ and α amount to, and the rank
                  correlation of our means with the paper's
     seeds        return and CVaR@95 of every run
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from scipy.stats import kruskal, spearmanr, ttest_1samp
 
 from bcppo.math.bachelier import effective_beta
@@ -48,6 +50,7 @@ from bcppo.report.stats import (
     dominates,
     generator,
     meets_mean_not_tail,
+    run_metrics,
     statistics,
 )
 from bcppo.run import make_config
@@ -57,6 +60,7 @@ METRICS = ("return", "cost", "cvar95")
 NAMES = dict(zip(METRICS, ("return", "cost", "CVaR@95")))
 TITLES = ("return", "cost rate (per step)", "CVaR@95 (per step)")
 FAR = 2.0
+EVALUATED_EVERY = 200_000
 BLOCK = re.compile(r"(<!-- bench/results\.py (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -170,8 +174,6 @@ def places(records: StudyRecords, stats: Statistics) -> list[str]:
     """Each of the paper's methods among its seven; PPO-PID in BCPPO's place."""
     means = {(cell["task"], cell["method"]): (cell["return"], cell["cvar95"]) for cell in whole(stats)}
     rows = []
-    if len(means) < len(TASKS) * (len(PAPER_METHODS) + 1):
-        return ["Not all methods are there on all tasks."]
     for method in (*PAPER_METHODS, "ppopid"):
         others = [other for other in PAPER_METHODS if other not in (method, "bcppo" if method == "ppopid" else "")]
         pairs = {task: [(means[task, method], means[task, other]) for other in others] for task in TASKS}
@@ -212,11 +214,25 @@ def disagreement(records: StudyRecords, stats: Statistics) -> list[str]:
 def _many(stats: Statistics, task: str) -> str:
     assert stats.long
     own, other = (stats.long.runs.filter(task=task, method=method) for method in ("bcppo", "ppopid"))
-    pairs = own.join(other, on="seed", suffix="_other").sort("seed")
-    gaps = (pairs["many_cvar95"] - pairs["many_cvar95_other"]).to_numpy()
+    gaps = by_seed(own, other, "many_cvar95")
     low, high = bootstrap_interval(gaps, generator(task, "ppopid", "many"))
     row = {"task": task, "cvar95_difference": gaps.mean(), "cvar95_low": low, "cvar95_high": high}
     return difference(row, "cvar95") + (f" ({len(gaps)} seeds)" if len(gaps) < own.height else "")
+
+
+def way(records: StudyRecords, stats: Statistics) -> list[str]:
+    """Evaluations take place at the end of the rollout in which they are due."""
+    due = {step: round(step / EVALUATED_EVERY) * EVALUATED_EVERY for step in records.evaluations["step"].unique()}
+    at = [(place, [step for step, own in due.items() if own == place]) for place in sorted(set(due.values()))]
+    runs = [run_metrics(records, records.evaluations.filter(pl.col("step").is_in(steps))) for _, steps in at]
+    rows = []
+    for task in stats.comparisons.filter(method="ppopid")["task"]:
+        row = [TASKS[task]]
+        for own in runs:
+            pairs = by_seed(*(own.filter(task=task, method=method) for method in ("bcppo", "ppopid")), "cvar95")
+            row.append(f"{pairs.mean():.3f} ({(pairs < 0).sum()} of {len(pairs)})")
+        rows.append(row)
+    return table(("task", *(f"{place:,}" for place, _ in at)), rows)
 
 
 def effects(records: StudyRecords, stats: Statistics) -> list[str]:
@@ -254,25 +270,35 @@ def signs(records: StudyRecords, stats: Statistics) -> list[str]:
 def more(records: StudyRecords, stats: Statistics) -> list[str]:
     lines = []
     _, before = loaded(ROOT / "results" / "components")
+    if again := set(stats.runs["seed"]) & set(before.runs["seed"]):
+        raise SystemExit(f"{records.folder} has seeds of `components` again ({min(again)} the first of them).")
     for row in stats.effects.iter_rows(named=True):
         new, old = (gaps_of(one, row, "cvar95") for one in (stats, before))
-        every = [*old, *new]
-        test = ttest_1samp(every, 0.0)
-        low, high = test.confidence_interval()
         text = (
             f"{label(row['method'], row['variant'])} on {TASKS[row['task']]}, CVaR@95 less BCPPO's, by seed: "
-            f"{', '.join(f'{gap:.3f}' for gap in new)}; mean {new.mean():.3f}. With the {len(old)} of `components`: "
-            f"{sum(every) / len(every):.3f} [{low:.3f}, {high:.3f}], by a t-test of the {len(every)} pairs "
-            f"(p = {test.pvalue:.2f})."
+            f"{', '.join(f'{gap:.3f}' for gap in new)}; mean {in_mean(new)}. With the {len(old)} of `components`: "
+            f"{in_mean(np.append(old, new))}."
         )
         lines.append(minus(text))
     return lines
 
 
+def in_mean(gaps: np.ndarray) -> str:
+    """Their mean with what a t-test says of it."""
+    test = ttest_1samp(gaps, 0.0)
+    low, high = test.confidence_interval()
+    return f"{gaps.mean():.3f} [{low:.3f}, {high:.3f}] (t-test of {len(gaps)} pairs, p = {test.pvalue:.2f})"
+
+
 def gaps_of(stats: Statistics, key: dict[str, Any], metric: str) -> np.ndarray:
     """Of a cell's runs less those of its method as it is, by seed."""
     runs = stats.runs.filter(task=key["task"], method=key["method"])
-    pairs = runs.filter(variant=key["variant"]).join(runs.filter(variant=""), on="seed", suffix="_other").sort("seed")
+    return by_seed(runs.filter(variant=key["variant"]), runs.filter(variant=""), metric)
+
+
+def by_seed(own: pl.DataFrame, other: pl.DataFrame, metric: str) -> np.ndarray:
+    """Runs less others of the same training seeds."""
+    pairs = own.join(other, on="seed", suffix="_other").sort("seed")
     return (pairs[metric] - pairs[f"{metric}_other"]).to_numpy()
 
 
@@ -340,13 +366,14 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
     block.__name__: block
-    for block in (cells, far, misses, places, tails, claims, disagreement, effects, signs, more, sweep, seeds)
+    for block in (cells, far, misses, places, tails, claims, disagreement, way, effects, signs, more, sweep, seeds)
 }
 ONLY = {
-    "places": ("main",), "disagreement": ("main",), "signs": ("components", "scale", "sensitivity"),
-    "more": ("more-seeds",), "sweep": ("sensitivity",),
+    "places": ("main",), "disagreement": ("main",), "way": ("main",), "more": ("more-seeds",),
+    "signs": ("components", "scale", "sensitivity"), "sweep": ("sensitivity",),
+    "claims": ("main", "components", "scale", "sensitivity"),
 }  # fmt: skip
-"""Blocks that are about some studies only."""
+"""Blocks that are about some studies only, by the names of their folders."""
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -358,9 +385,15 @@ def loaded(study: Path) -> tuple[StudyRecords, Statistics]:
     return records, statistics(records)
 
 
+def block(study: Path, name: str) -> str:
+    if study.name not in ONLY.get(name, (study.name,)):
+        raise SystemExit(f"The block {name} is about {', '.join(ONLY[name])}, not about {study}.")
+    return "\n".join(BLOCKS[name](*loaded(study))) + "\n"
+
+
 def filled(text: str) -> str:
     """The text with what its blocks ask for; studies are found from the repository's root."""
-    return BLOCK.sub(lambda m: m[1] + "\n".join(BLOCKS[m[3]](*loaded(ROOT / m[2]))) + "\n" + m[4], text)
+    return BLOCK.sub(lambda m: m[1] + block(ROOT / m[2], m[3]) + m[4], text)
 
 
 def main() -> None:
@@ -377,10 +410,9 @@ def main() -> None:
         text = filled(options.into.read_text(encoding="utf-8"))
         write_atomically(options.into, lambda path: path.write_text(text, encoding="utf-8"))
         return
-    records, stats = loaded(options.study)
-    every = [name for name in BLOCKS if records.name in ONLY.get(name, (records.name,))]
-    for name in options.blocks or every:
-        print("\n".join(BLOCKS[name](records, stats)) + "\n")
+    study = options.study.resolve()
+    for name in options.blocks or [name for name in BLOCKS if study.name in ONLY.get(name, (study.name,))]:
+        print(block(study, name))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ KINDS = {
     "fleet": flags.Fleet, "resume": flags.Resume, "evaluate": flags.Evaluate, "suggest-limit": flags.SuggestLimit,
     "report": flags.Report, "pack": flags.Pack, "diagnose": flags.Diagnose, "export": flags.Export, "play": flags.Play,
     "keep": flags.Keep, "study run": commands._Run, "study status": commands._Status,
-    "study gather": commands._Gather, "study evaluate": commands._Evaluate,
+    "study gather": commands._Gather, "study evaluate": commands._Evaluate, "study compare": commands._Compare,
 }  # fmt: skip
 
 
