@@ -13,7 +13,8 @@
     effects      the variants of the 500,000-step studies less BCPPO by seed, with intervals
     signs        how many of those differences are told from 0 at all, by the paper's five seeds and by ours, and how
                  many point the same way
-    more         of more seeds of `components`: CVaR@95 of a variant less BCPPO's by seed, of these and with the others
+    more         of more seeds: CVaR@95 of a variant of `components` less BCPPO's, or of BCPPO less PPO-PID's, by seed,
+                 of these and with the others
     sweep        sensitivity's settings in the order of β_eff, the one number that β, κ and α amount to, and the rank
                  correlation of our means with the paper's
     seeds        return and CVaR@95 of every run
@@ -61,6 +62,8 @@ NAMES = dict(zip(METRICS, ("return", "cost", "CVaR@95")))
 TITLES = ("return", "cost rate (per step)", "CVaR@95 (per step)")
 FAR = 2.0
 EVALUATED_EVERY = 200_000
+MORE = {"more-seeds": "components", "more-seeds-1m": "main"}
+"""Studies of more seeds → of which study."""
 BLOCK = re.compile(r"(<!-- bench/results\.py (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -268,19 +271,37 @@ def signs(records: StudyRecords, stats: Statistics) -> list[str]:
 
 
 def more(records: StudyRecords, stats: Statistics) -> list[str]:
-    lines = []
-    _, before = loaded(ROOT / "results" / "components")
+    study = MORE[records.folder.name]
+    _, before = loaded(ROOT / "results" / study)
     if again := set(stats.runs["seed"]) & set(before.runs["seed"]):
-        raise SystemExit(f"{records.folder} has seeds of `components` again ({min(again)} the first of them).")
-    for row in stats.effects.iter_rows(named=True):
-        new, old = (gaps_of(one, row, "cvar95") for one in (stats, before))
-        text = (
-            f"{label(row['method'], row['variant'])} on {TASKS[row['task']]}, CVaR@95 less BCPPO's, by seed: "
-            f"{', '.join(f'{gap:.3f}' for gap in new)}; mean {in_mean(new)}. With the {len(old)} of `components`: "
-            f"{in_mean(np.append(old, new))}."
+        raise SystemExit(f"{records.folder} has seeds of `{study}` again ({min(again)} the first of them).")
+    known = _questions(before)
+    return [
+        minus(
+            f"- {what}, by seed: {', '.join(f'{gap:.3f}' for gap in new)}; mean {in_mean(new)}. With the "
+            f"{len(known[what])} of `{study}`: {in_mean(np.append(known[what], new))}."
         )
-        lines.append(minus(text))
-    return lines
+        for what, new in _questions(stats).items()
+    ]
+
+
+def _questions(stats: Statistics) -> dict[str, np.ndarray]:
+    """What more seeds are asked for → differences by seed."""
+    found = {}
+    for row in stats.effects.iter_rows(named=True):
+        what = f"{label(row['method'], row['variant'])} on {TASKS[row['task']]}, CVaR@95 less BCPPO's"
+        found[what] = gaps_of(stats, row, "cvar95")
+    for task in stats.comparisons.filter(method="ppopid")["task"]:
+        what = f"BCPPO on {TASKS[task]}, CVaR@95 less PPO-PID's"
+        for runs, metric, of in (
+            (stats.runs, "cvar95", ""),
+            (stats.long.runs if stats.long else None, "many_cvar95", " of 200 episodes"),
+        ):
+            if runs is not None:
+                found[what + of] = by_seed(
+                    *(runs.filter(task=task, method=name) for name in ("bcppo", "ppopid")), metric
+                )
+    return found
 
 
 def in_mean(gaps: np.ndarray) -> str:
@@ -369,7 +390,7 @@ BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
     for block in (cells, far, misses, places, tails, claims, disagreement, way, effects, signs, more, sweep, seeds)
 }
 ONLY = {
-    "places": ("main",), "disagreement": ("main",), "way": ("main",), "more": ("more-seeds",),
+    "places": ("main",), "disagreement": ("main",), "way": ("main",), "more": tuple(MORE),
     "signs": ("components", "scale", "sensitivity"), "sweep": ("sensitivity",),
     "claims": ("main", "components", "scale", "sensitivity"),
 }  # fmt: skip

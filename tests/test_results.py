@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_tables_in_the_documents_are_what_the_data_give() -> None:
 
 def test_a_block_is_refused_of_a_study_it_is_not_about(tmp_path: Path) -> None:
     """Of `components` itself `more` would count each seed twice; so would a copy under another name."""
-    with pytest.raises(SystemExit, match="The block more is about more-seeds"):
+    with pytest.raises(SystemExit, match="The block more is about more-seeds, more-seeds-1m, not"):
         block(RESULTS / "components", "more")
     shutil.copytree(RESULTS / "components", tmp_path / "more-seeds")
     with pytest.raises(SystemExit, match=r"has seeds of `components` again \(0 the first"):
@@ -90,3 +91,30 @@ def test_more_seeds_are_five_new_pairs_beside_five_old_ones() -> None:
     said = block(RESULTS / "more-seeds", "more").replace("−", "-")
     assert f"by seed: {', '.join(f'{gap:.3f}' for gap in gaps[1])}; mean {sum(gaps[1]) / 5:.3f} [" in said
     assert f"With the 5 of `components`: {sum(gaps[0] + gaps[1]) / 10:.3f} [" in said
+
+
+NUMBER = r"[−-]?\d+(?:\.\d+)?(?:e[−-]?\d+)?"
+INTERVAL = re.compile(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\]")
+
+
+def intervals(text: str) -> list[tuple[str, ...]]:
+    return [tuple(part.replace("−", "-") for part in found) for found in INTERVAL.findall(text)]
+
+
+def near(said: str, found: str) -> bool:
+    """Whether a number is another with fewer digits: within one of its last digit, since that was rounded before."""
+    digits, _, power = said.partition("e")
+    last = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+    return abs(float(said) - float(found)) <= 0.51 * last + 1e-12
+
+
+def test_the_diagnostics_in_the_documents_are_those_that_are_published() -> None:
+    """Every interval of ours in the table of statistics is one of a published report."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = text[text.index("| statistic | ours") : text.index("| task | | boundary hits")]
+    said = [one for row in table.splitlines()[2:] if row for one in intervals(row.split("|")[2])]
+    reports = [path.read_text(encoding="utf-8") for path in sorted((RESULTS / "diagnostics").glob("*/report.md"))]
+    found = [one for report in reports for one in intervals(report)]
+    assert len(said) > 20
+    for one in said:
+        assert any(all(map(near, one, other)) for other in found), one

@@ -236,7 +236,6 @@ def _scale(axis: Any, quantity: str, curves: list[float], points: Sequence[float
         low, high = axis.get_ylim()
         # A band that reaches down to 0 would take the whole of the axis; points are shown however low they are.
         low = min([max(low, min(curves) / 10), *(point / 1.5 for point in points)])
-        high = max([high, *points])
         axis.set_ylim(low, high)
         plain_log(axis.yaxis, high / low)
     elif quantity == "multiplier":

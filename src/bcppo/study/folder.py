@@ -38,8 +38,8 @@ class StudyFolder:
             raise StudyError(f"{self.path} holds no study: there is no study.json in it.")
         if (self.path / "runs.parquet").exists():
             raise StudyError(
-                f"{self.path} is a study in its published form, without run folders: `bcppo report` reads it; "
-                "runs need another folder."
+                f"{self.path} is a study in its published form, without run folders: `bcppo report` reads it, "
+                "`bcppo pack FOLDER … --add` puts runs beside those it has; runs need another folder."
             )
         return read_study(self.path / "study.json")
 
