@@ -25,7 +25,7 @@ from bcppo.errors import BcppoError, MissingDependency, unknown_name
 from bcppo.evaluation import evaluate_policy
 from bcppo.policy import load_policy as load_run_policy
 from bcppo.records import RunFolder, read_json, write_atomically, write_tensors
-from bcppo.reenact import make_environment, open_finished_run, recorded_episodes, require_same
+from bcppo.reenact import ReplayMismatch, make_environment, open_finished_run, recorded_episodes, require_same
 from bcppo.rollout import MakeEnv
 from bcppo.tasks.table import TASKS
 from bcppo.tensors import read_tensors
@@ -226,8 +226,11 @@ def _compare(run: RunFolder, env: gymnasium.Env, act: Act, target: Path, *, repl
     recorded = recorded_episodes(run)
     seeds = [int(episode["episode_seed"]) for episode in recorded]
     witness = _Witness(policy.act)
-    for was, now in zip(recorded, evaluate_policy(cast(Any, witness), env, seeds)):
-        require_same(run, was, now)
+    try:
+        for was, now in zip(recorded, evaluate_policy(cast(Any, witness), env, seeds)):
+            require_same(run, was, now)
+    except ReplayMismatch as error:
+        raise ReplayMismatch(f"{error} --no-replay compares actions alone.") from None
     difference = _action_difference(act, witness, env, target)
     # A last digit may send an episode another way, since a simulator is chaotic; then returns differ and say nothing.
     # So the actions are compared there too.

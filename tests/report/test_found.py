@@ -144,7 +144,19 @@ def test_a_study_among_the_runs_is_pointed_to(tmp_path):
     records = load_study(tmp_path)
     assert records.runs.height == 2
     assert [problem.sentence for problem in records.problems] == [
-        "small is a study, of which only runs that were begun are here; `bcppo report` of its own folder has them all."
+        "small is a study, of which only runs that were begun are here; `bcppo report` of its own folder has all its "
+        "runs."
+    ]
+
+
+def test_a_published_study_among_the_runs_is_not_called_damaged(tmp_path):
+    make_runs(tmp_path / "runs", tasks=["goal1"], methods=["bcppo"], seeds=[0])
+    pack_study(make_study(tmp_path / "small", tasks=["goal1"], methods=["bcppo"]), tmp_path / "published")
+    shutil.rmtree(tmp_path / "small")
+    records = load_study(tmp_path)
+    assert records.runs["id"].to_list() == ["runs/goal1-bcppo-seed0"]
+    assert [problem.sentence for problem in records.problems] == [
+        "published is a study, in its published form; `bcppo report` of its own folder has all its runs."
     ]
 
 

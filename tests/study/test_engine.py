@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from test_cli import run
 from test_import import modules_after
 from tiny_studies import MENDED, HereEngine, plain_results, stored, study_results, tiny_run, write_study
@@ -18,6 +19,7 @@ from bcppo.study.folder import StudyFolder
 from bcppo.study.local import LocalEngine
 from bcppo.study.plan import study_from_json
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "scale"
 GOOD, BAD = "tiny_cmdp-make-bcppo-seed0", "tiny_studies-broken-bcppo-seed0"
 
 
@@ -142,6 +144,7 @@ def test_local_processes_run_a_study_and_status_tells_how_it_went(tmp_path: Path
         (["run", "smoke", "--out", "{out}", "--seeds", "-1"], "seed must be at least 0"),
         (["run", "smoke", "--out", "{out}", "--address", "auto"], "--address is for --engine ray"),
         (["run", "{out}/none.json", "--out", "{out}"], "cannot be read"),
+        (["run", str(PUBLISHED), "--out", "{out}"], f"the file in it, {PUBLISHED}/study.json"),
         (["status", "{out}"], "holds no study"),
         (["evaluate", "{out}"], "holds no study"),
         (["stauts", "{out}"], "Did you mean 'study status'"),
@@ -156,6 +159,14 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(arguments, compla
     assert "Traceback" not in err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_runs_that_ask_for_a_gpu_are_refused_where_there_is_none_before_anything_is_made(tmp_path, capsys) -> None:
+    code, _, err = run(capsys, "study", "run", PUBLISHED / "study.json", "--out", tmp_path / "again")
+    assert code == 2
+    assert "torch finds none on this machine; --device cpu runs them here, with other numbers." in err
+    assert not (tmp_path / "again").exists()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -167,7 +178,7 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(arguments, compla
 )
 def test_a_published_study_is_not_taken_for_one_that_waits_for_its_runs(arguments, tmp_path, capsys) -> None:
     out = tmp_path / "scale"
-    shutil.copytree(Path(__file__).parents[2] / "results" / "scale", out)
+    shutil.copytree(PUBLISHED, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     code, _, err = run(capsys, "study", *(word.format(out=out) for word in arguments))
     assert code == 2

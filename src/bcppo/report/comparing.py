@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from bcppo.config import NOT_PROTOCOL
 from bcppo.records import policy_digest
 from bcppo.report.adding import finished
 from bcppo.report.entries import StudyError
@@ -16,6 +19,7 @@ from bcppo.report.pack import rounded, thin
 from bcppo.report.schema import EVALUATIONS, PROGRESS
 
 MADE_WITH = ("revision", "device", "processor", "python", "versions")
+SAME, DIFFERS, OTHER = "same", "differs", "other settings"
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,19 @@ class Comparison:
     """What two studies hold of one run."""
 
     run: str
-    same: bool
+    state: str
+    """SAME, DIFFERS or OTHER: with other settings there is nothing to compare."""
     sentence: str
 
 
 def compare_studies(first: str | Path, second: str | Path) -> list[Comparison]:
-    """Of each run that both have finished, packed or not: whether episodes, curves and policy are the same.
+    """Of each run that both have finished, packed, kept or neither: whether episodes, curves and policy are the same.
 
-    Curves are compared as thinned as the more thinned of the two; policies where both folders tell which file it was.
+    Curves are compared as thinned as the more thinned of the two, in what both have of them; policies where both
+    folders tell which file it was.
     """
+    if Path(first).resolve() == Path(second).resolve():
+        raise StudyError(f"{first} and {second} are one folder.")
     ours, theirs = load_study(first), load_study(second)
     both = finished(ours) & finished(theirs)
     if not both:
@@ -39,25 +47,42 @@ def compare_studies(first: str | Path, second: str | Path) -> list[Comparison]:
     return [_compared(run, ours, theirs) for run in ours.runs["id"] if run in both]
 
 
+def summary(found: Sequence[Comparison]) -> str:
+    """How many are the same and, of the others, what they are."""
+    counts = {state: sum(one.state == state for one in found) for state in (SAME, DIFFERS, OTHER)}
+    text = f"{counts[SAME]} of {len(found)} runs are the same"
+    text += f", {counts[DIFFERS]} differ" if counts[DIFFERS] else ""
+    return text + (f", {counts[OTHER]} cannot be compared" if counts[OTHER] else "") + "."
+
+
 def _compared(run: str, ours: StudyRecords, theirs: StudyRecords) -> Comparison:
     made = [records.runs.row(by_predicate=pl.col("id") == run, named=True) for records in (ours, theirs)]
     if made[0]["protocol"] != made[1]["protocol"]:
-        return Comparison(run, False, f"{run} has other settings in {ours.folder} than in {theirs.folder}.")
+        return Comparison(run, OTHER, f"{run} has other settings in one than in the other: {_settings(made)}.")
     episodes = _at_same_steps([_rows(records.evaluations, run) for records in (ours, theirs)])
     curves = _alike([_rows(records.progress, run) for records in (ours, theirs)])
     policies = [_policy(records, run) for records in (ours, theirs)]
-    differ = _parting(curves, PROGRESS, "row of its curves") or _parting(episodes, EVALUATIONS, "evaluation episode")
+    known = [name for name in PROGRESS if all(curve[name].null_count() < curve.height for curve in curves)]
+    left = [name for name in PROGRESS if any(curve[name].null_count() < curve.height for curve in curves)]
+    differ = _parting(curves, known, "row of its curves") or _parting(episodes, list(EVALUATIONS), "evaluation episode")
     if not differ and all(policies) and policies[0] != policies[1]:
         differ = "its policy is another file"
     if differ:
-        return Comparison(run, False, f"{run} differs: {differ}. {_makers(made)}")
-    policy = ", the policy's file" if all(policies) else ""
-    count = f"{episodes[0].height} evaluation episodes, {curves[0].height} rows of curves{policy}"
-    return Comparison(run, True, f"{run} is the same to the last bit: {count}.")
+        return Comparison(run, DIFFERS, f"{run} differs: {differ}. {_makers(made)}")
+    absent = [name for name in left if name not in known]
+    without = f" (without {', '.join(absent)}, which one of them has not)" if absent else ""
+    what = [f"{episodes[0].height} evaluation episodes", f"{curves[0].height} rows of curves{without}"]
+    return Comparison(run, SAME, f"{run} is the same: {', '.join(what + ['the policy file'] * all(policies))}.")
 
 
 def _rows(frame: pl.DataFrame, run: str) -> pl.DataFrame:
     return frame.filter(pl.col("run") == run)
+
+
+def _settings(made: list[dict[str, Any]]) -> str:
+    one, other = (json.loads(row["config"]) for row in made)
+    names = [name for name in {**one, **other} if name not in NOT_PROTOCOL and one.get(name) != other.get(name)]
+    return ", ".join(f"{name} {one.get(name)} and {other.get(name)}" for name in names) or "the task's or the method's"
 
 
 def _at_same_steps(evaluations: list[pl.DataFrame]) -> list[pl.DataFrame]:
@@ -77,10 +102,11 @@ def _alike(curves: list[pl.DataFrame]) -> list[pl.DataFrame]:
 def _policy(records: StudyRecords, run: str) -> str:
     """What tells the policy's file from others; empty where nothing in the folder says."""
     known = _rows(records.long, run)["policy"]
-    return str(known[0]) if known.len() else policy_digest(records.folder / "runs" / run)
+    places = [records.folder / "runs" / run, records.folder / run]
+    return str(known[0]) if known.len() else next(filter(None, map(policy_digest, places)), "")
 
 
-def _parting(pair: list[pl.DataFrame], columns: dict[str, Any], what: str) -> str:
+def _parting(pair: list[pl.DataFrame], columns: list[str], what: str) -> str:
     """Where the two begin to differ; empty where they do not."""
     one, other = pair
     if one.height != other.height:
@@ -96,7 +122,8 @@ def _parting(pair: list[pl.DataFrame], columns: dict[str, Any], what: str) -> st
 
 
 def _makers(made: list[dict[str, Any]]) -> str:
-    """What the two were made with, where that is not the same; or that it is."""
-    apart = [name for name in MADE_WITH if made[0][name] != made[1][name]]
-    pairs = [f"{name} {made[0][name] or 'unknown'} and {made[1][name] or 'unknown'}" for name in apart]
-    return f"Made with {'; '.join(pairs)}." if pairs else "Both were made with the same code, stack and processor."
+    """What the two were made with, as far as that is not known to be the same."""
+    pairs = [[row[name] or "unknown" for row in made] for name in MADE_WITH]
+    apart = [f"{name} {one} and {other}" for name, (one, other) in zip(MADE_WITH, pairs) if one != other]
+    apart += [f"{name} unknown in both" for name, pair in zip(MADE_WITH, pairs) if pair == ["unknown"] * 2]
+    return f"Made with {'; '.join(apart)}." if apart else "Both were made with the same code, stack and processor."

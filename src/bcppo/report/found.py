@@ -34,11 +34,10 @@ def find_entries(folder: Path) -> tuple[str, str, list[Entry], list[Problem]]:
     for place in _places(folder):
         name = folder.resolve().name if place == "." else place
         if place.endswith("study.json"):
-            study = str(Path(place).parent)
-            sentence = (
-                f"{study} is a study, of which only runs that were begun are here; `bcppo report` of its own folder "
-                "has them all."
-            )
+            study = Path(place).parent
+            packed = (folder / study / "runs.parquet").exists()
+            what = "in its published form" if packed else "of which only runs that were begun are here"
+            sentence = f"{study} is a study, {what}; `bcppo report` of its own folder has all its runs."
             problems.append(Problem("", "mixed", sentence))
             continue
         try:
@@ -57,11 +56,11 @@ def _places(folder: Path) -> Iterable[str]:
     for path, inside, files in os.walk(folder):
         place = Path(path).relative_to(folder).as_posix()
         inside.sort()
-        if "config.json" in files or any(name in files for name in _TRACES):
+        if "study.json" in files and "config.json" not in files:
+            yield f"{place}/study.json"
+        elif "config.json" in files or any(name in files for name in _TRACES):
             inside.clear()
             yield place
-        elif "study.json" in files:
-            yield f"{place}/study.json"
 
 
 def _entry(path: Path, name: str, place: str) -> Entry:

@@ -161,6 +161,8 @@ def find_study(
     if name.endswith(".json"):
         study = part_of(read_study(Path(name)), {"task": tasks, "method": methods, "seed": seeds})
     elif name not in DESIGNS:
+        if (Path(name) / "study.json").exists():
+            raise StudyError(f"{name} is a study's folder; the study is the file in it, {Path(name) / 'study.json'}.")
         error = unknown_name("study", name, DESIGNS)
         raise StudyError(f"{error} A study of your own is a path that ends in .json.")
     else:
