@@ -6,6 +6,7 @@
     far          the cells more than two of them off
     misses       the cell means more than two standard errors of the difference off: fewer where seeds spread much
     places       how often each method's mean pair is not dominated, and how many others it dominates
+    firm         what remains of three of the claims without any one training seed, and in resampled seeds
     tails        runs whose mean cost keeps the limit and whose CVaR@95 does not, by 20 episodes and by 200
     claims       the paper's claims, what the study says to each, and the rule of the verdict
     disagreement BCPPO less PPO-PID by seed, with intervals; CVaR@95 by 200 episodes too, where both runs have them
@@ -37,15 +38,17 @@ import numpy as np
 import polars as pl
 from scipy.stats import kruskal, spearmanr, ttest_1samp
 
+from bcppo.errors import BcppoError
 from bcppo.math.bachelier import effective_beta
 from bcppo.records import write_atomically
 from bcppo.report.claims import COMPLETE, agrees, claims_of
 from bcppo.report.entries import MAIN
 from bcppo.report.load import StudyRecords, load_study
-from bcppo.report.names import PAPER_METHODS, TASKS, label
+from bcppo.report.names import NAVIGATION, PAPER_METHODS, TASKS, label
 from bcppo.report.paper_tables import POSITIVE_SHARE, SEEDS, paper_value
 from bcppo.report.stats import (
     CELL,
+    DRAWS,
     Statistics,
     bootstrap_interval,
     dominates,
@@ -153,10 +156,15 @@ def far(records: StudyRecords, stats: Statistics) -> list[str]:
         compared += bool(distances(cell))
         name = f"{label(cell['method'], cell['variant'])} on {TASKS[cell['task']]}"
         if off:
-            found.append(f"- {name}: " + ", ".join(f"{NAMES[metric]} {value:+.1f}" for metric, value in off.items()))
+            found.append(f"- {name}: " + ", ".join(f"{NAMES[metric]} {beyond(value)}" for metric, value in off.items()))
     within = f"{compared - len(found)} of {compared} cells lie within two of the paper's standard deviations"
     lead = f"{within} in return and in CVaR@95." + (" The others:" if found else "")
     return [lead, *([""] if found else []), *map(minus, found)]
+
+
+def beyond(value: float) -> str:
+    """With as many digits as show that it is."""
+    return f"{value:+.1f}" if abs(round(value, 1)) > FAR else f"{value:+.2f}"
 
 
 def misses(records: StudyRecords, stats: Statistics) -> list[str]:
@@ -186,6 +194,49 @@ def places(records: StudyRecords, stats: Statistics) -> list[str]:
         rows.append((label(method, "") + (" in BCPPO's place" if method == "ppopid" else ""), str(front), where))
     tasks = ", ".join(TASKS.values())
     return table(("method", "not dominated, of 5 tasks", f"dominates, of 30 ({tasks})"), rows)
+
+
+def firm(records: StudyRecords, stats: Statistics) -> list[str]:
+    """Seeds are left out, and drawn, for all methods and tasks together, as comparisons pair them."""
+    names = list(PAPER_METHODS)
+    runs = {key: own.sort("seed") for key, own in stats.runs.group_by("task", "method")}
+    table_of = [[runs[task, name].select("return", "cvar95").to_numpy() for name in names] for task in TASKS]
+    values = np.array(table_of)  # [tasks, methods, seeds, return and CVaR@95]
+    seeds = np.arange(values.shape[2])
+    without = _counts(values, np.array([np.delete(seeds, seed) for seed in seeds]))
+    drawn = _counts(values, generator("firm").choice(seeds, (DRAWS, len(seeds))))
+    every = _counts(values, seeds[None])
+    lines = []
+    for what, most, first in (
+        ("non-dominated in tasks", 5, 5),
+        ("dominates", 30, 7),
+        ("navigation CVaR@95 below", 9, 9),
+    ):
+        left = ", ".join(f"{count}" for count in without[what])
+        share = f"{100 * (drawn[what] >= first).mean():.1f} %"
+        lines.append((what, f"{every[what][0]} of {most}", left, f"at least {first}: {share}"))
+    by_task = [f"{name} {share:.2f}" for name, share in zip(TASKS.values(), drawn["by task"].mean(1))]
+    return [
+        *table(("BCPPO", "all five seeds", "without seed 0, 1, 2, 3, 4", f"of {DRAWS:,} draws of five seeds"), lines),
+        "",
+        f"Non-dominated, share of the draws by task: {', '.join(by_task)}.",
+    ]
+
+
+def _counts(values: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
+    """What three claims count, of means over each draw of seeds [draws, seeds]; `by task` is [tasks, draws]."""
+    gain, tail = np.moveaxis(values[:, :, draws].mean(3), -1, 0)  # [tasks, methods, draws] each
+    own = PAPER_METHODS.index("bcppo")
+    equal = (gain == gain[:, own, None]) & (tail == tail[:, own, None])
+    above = (gain >= gain[:, own, None]) & (tail <= tail[:, own, None]) & ~equal
+    below = (gain <= gain[:, own, None]) & (tail >= tail[:, own, None]) & ~equal
+    expected = [PAPER_METHODS.index(name) for name in ("ppolag", "cpo", "focops")]
+    navigation = [list(TASKS).index(task) for task in NAVIGATION]
+    lower = tail[navigation][:, [own]] < tail[navigation][:, expected]
+    return {
+        "by task": ~above.any(1), "non-dominated in tasks": (~above.any(1)).sum(0), "dominates": below.sum((0, 1)),
+        "navigation CVaR@95 below": lower.sum((0, 1)),
+    }  # fmt: skip
 
 
 def tails(records: StudyRecords, stats: Statistics) -> list[str]:
@@ -363,14 +414,18 @@ def _effective_beta(variant: str) -> float:
 
 
 def differences(row: dict[str, Any]) -> list[str]:
-    """Bold where the interval is off 0."""
+    """Bold where the interval is off 0, with a digit more than others at most."""
     return [difference(row, metric) for metric in METRICS]
 
 
 def difference(row: dict[str, Any], metric: str) -> str:
     mean, low, high = (row[f"{metric}_{part}"] for part in ("difference", "low", "high"))
-    text = [f"{value:.{digits(row['task'], metric)}f}" for value in (mean, low, high)]
-    return f"{f'**{text[0]}**' if low > 0 or high < 0 else text[0]} [{text[1]}, {text[2]}]"
+    shown = digits(row["task"], metric)
+    nearest = min(abs(low), abs(high)) if low > 0 or high < 0 else 0.0
+    shown += 0 < nearest and round(nearest, shown) == 0  # a digit more where that shows that it is off 0
+    off = round(nearest, shown) > 0
+    text = [f"{value:.{shown}f}" for value in (mean, low, high)]
+    return f"{f'**{text[0]}**' if off else text[0]} [{text[1]}, {text[2]}]"
 
 
 def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
@@ -387,10 +442,25 @@ def seeds(records: StudyRecords, stats: Statistics) -> list[str]:
 
 BLOCKS: dict[str, Callable[[StudyRecords, Statistics], list[str]]] = {
     block.__name__: block
-    for block in (cells, far, misses, places, tails, claims, disagreement, way, effects, signs, more, sweep, seeds)
+    for block in (
+        cells,
+        far,
+        misses,
+        places,
+        firm,
+        tails,
+        claims,
+        disagreement,
+        way,
+        effects,
+        signs,
+        more,
+        sweep,
+        seeds,
+    )
 }
 ONLY = {
-    "places": ("main",), "disagreement": ("main",), "way": ("main",), "more": tuple(MORE),
+    "places": ("main",), "firm": ("main",), "disagreement": ("main",), "way": ("main",), "more": tuple(MORE),
     "signs": ("components", "scale", "sensitivity"), "sweep": ("sensitivity",),
     "claims": ("main", "components", "scale", "sensitivity"),
 }  # fmt: skip
@@ -432,6 +502,10 @@ def main() -> None:
         write_atomically(options.into, lambda path: path.write_text(text, encoding="utf-8"))
         return
     study = options.study.resolve()
+    try:
+        loaded(study)
+    except BcppoError as error:
+        parser.error(str(error))
     for name in options.blocks or [name for name in BLOCKS if study.name in ONLY.get(name, (study.name,))]:
         print(block(study, name))
 
