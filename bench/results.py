@@ -422,7 +422,7 @@ def difference(row: dict[str, Any], metric: str) -> str:
     mean, low, high = (row[f"{metric}_{part}"] for part in ("difference", "low", "high"))
     shown = digits(row["task"], metric)
     nearest = min(abs(low), abs(high)) if low > 0 or high < 0 else 0.0
-    shown += 0 < nearest and round(nearest, shown) == 0  # a digit more where that shows that it is off 0
+    shown += nearest > 0 and round(nearest, shown) == 0  # a digit more where that shows that it is off 0
     off = round(nearest, shown) > 0
     text = [f"{value:.{shown}f}" for value in (mean, low, high)]
     return f"{f'**{text[0]}**' if off else text[0]} [{text[1]}, {text[2]}]"
