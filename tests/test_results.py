@@ -18,7 +18,7 @@ from bcppo.study.named import DESIGNS, expand
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "bench"))
 
-from results import BLOCK, _counts, block, filled  # noqa: E402
+from results import BLOCK, _counts, beyond, block, difference, filled  # noqa: E402
 
 RESULTS = ROOT / "results"
 MEGABYTE = 10**6
@@ -134,3 +134,22 @@ def test_what_claims_count_is_counted_again_for_each_draw_of_seeds() -> None:
 def test_where_methods_are_equal_none_dominates() -> None:
     found = _counts(np.ones((5, 7, 2, 2)), np.array([[0, 1]]))
     assert [found[name][0] for name in ("non-dominated in tasks", "dominates")] == [5, 0]
+
+
+def test_differences_on_the_way_are_of_the_evaluations_made_there() -> None:
+    """By hand, of Button1 after 400,000 steps, whose evaluation is at the end of a rollout of 256."""
+    made = load_study(RESULTS / "main").evaluations.filter(step=400_128)
+    worst = dict(made.group_by("run").agg(pl.col("cost_rate").max()).iter_rows())
+    gaps = [worst[f"button1-bcppo-seed{seed}"] - worst[f"button1-ppopid-seed{seed}"] for seed in range(5)]
+    row = next(line for line in block(RESULTS / "main", "way").splitlines() if line.startswith("| Button1"))
+    said = f"{sum(gaps) / 5:.3f} ({sum(gap < 0 for gap in gaps)} of 5)"
+    assert row.replace("−", "-").split(" | ")[2] == said
+
+
+def test_numbers_show_which_side_of_a_bound_they_are_on() -> None:
+    assert [beyond(value) for value in (2.04, -2.049, 2.06, -3.21)] == ["+2.04", "-2.05", "+2.1", "-3.2"]
+    row = {"task": "push1", "cvar95_difference": -0.2, "cvar95_low": -0.5}
+    assert difference(row | {"cvar95_high": -0.01}, "cvar95") == "**-0.200** [-0.500, -0.010]"
+    assert difference(row | {"cvar95_high": -0.0003}, "cvar95") == "**-0.2000** [-0.5000, -0.0003]"
+    assert difference(row | {"cvar95_high": -0.000004}, "cvar95") == "-0.2000 [-0.5000, -0.0000]"
+    assert difference(row | {"cvar95_high": 0.0003}, "cvar95") == "-0.200 [-0.500, 0.000]"

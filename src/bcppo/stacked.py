@@ -271,6 +271,8 @@ class _Fleet:
         if isinstance(error, WorkerLost) and self._has_workers:
             lost = []
             self._watch.warn(f"{_names(runs)}: {error} It does so in another worker.")
+        elif not lost:
+            self._watch.warn(f"{_names(runs)}: {in_words(error)}")  # all were over before
         if lost:
             part(lost, error)
         rest = [run for run in runs if run not in lost]

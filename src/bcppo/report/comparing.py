@@ -62,14 +62,14 @@ def _compared(run: str, ours: StudyRecords, theirs: StudyRecords) -> Comparison:
     episodes = _at_same_steps([_rows(records.evaluations, run) for records in (ours, theirs)])
     curves = _alike([_rows(records.progress, run) for records in (ours, theirs)])
     policies = [_policy(records, run) for records in (ours, theirs)]
-    known = [name for name in PROGRESS if all(curve[name].null_count() < curve.height for curve in curves)]
-    left = [name for name in PROGRESS if any(curve[name].null_count() < curve.height for curve in curves)]
+    measured = [{name for name in PROGRESS if curve[name].null_count() < curve.height} for curve in curves]
+    known = [name for name in PROGRESS if name in measured[0] & measured[1]]
+    absent = [name for name in PROGRESS if name in measured[0] ^ measured[1]]
     differ = _parting(curves, known, "row of its curves") or _parting(episodes, list(EVALUATIONS), "evaluation episode")
     if not differ and all(policies) and policies[0] != policies[1]:
         differ = "its policy is another file"
     if differ:
         return Comparison(run, DIFFERS, f"{run} differs: {differ}. {_makers(made)}")
-    absent = [name for name in left if name not in known]
     without = f" (without {', '.join(absent)}, which one of them has not)" if absent else ""
     what = [f"{episodes[0].height} evaluation episodes", f"{curves[0].height} rows of curves{without}"]
     return Comparison(run, SAME, f"{run} is the same: {', '.join(what + ['the policy file'] * all(policies))}.")
