@@ -161,7 +161,8 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(arguments, compla
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_runs_that_ask_for_a_gpu_are_refused_where_there_is_none_before_anything_is_made(tmp_path, capsys) -> None:
-    code, _, err = run(capsys, "study", "run", PUBLISHED / "study.json", "--out", tmp_path / "again")
+    asked = (PUBLISHED / "study.json", "--tasks", "push1", "--seeds", "0", "--attempts", "1")
+    code, _, err = run(capsys, "study", "run", *asked, "--out", tmp_path / "again")
     assert code == 2
     assert "torch finds none on this machine; --device cpu runs them here, with other numbers." in err
     assert not (tmp_path / "again").exists()
